@@ -1,0 +1,1 @@
+"""The `optimum-cli neuron` commands, one module per verb."""
