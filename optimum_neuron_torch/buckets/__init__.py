@@ -1,0 +1,1 @@
+"""Static shapes: choosing a set of sizes, finding which axis is which, padding, and the bucketed forward."""

@@ -1,0 +1,1 @@
+"""Bridges from the plugin to Transformers, Diffusers, the Trainer and Accelerate."""

@@ -1,0 +1,156 @@
+"""The only place that calls `torch.neuron` and `torch_neuronx` beyond what torch and Transformers call themselves.
+
+Much of what is known of TorchNeuron's API comes from a beta, so every entry is looked up when it is used, and each docstring says what
+happens where it is missing.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+DEVICE_TYPE = "neuron"
+
+
+class NeuronNotAvailableError(RuntimeError):
+    """No neuron device can be used in this process; the message says why and what to do."""
+
+
+# ---- the device ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _device_module() -> Any | None:
+    return getattr(torch, DEVICE_TYPE, None)
+
+
+def _package(name: str = "") -> Any | None:
+    """A module of the `torch_neuronx` package, or None."""
+    try:
+        return importlib.import_module(f"torch_neuronx{name}")
+    except ImportError:
+        return None
+
+
+def is_available() -> bool:
+    """Whether a neuron device, real or emulated, can be used."""
+    module = _device_module()
+    return bool(module is not None and hasattr(module, "is_available") and module.is_available())
+
+
+def is_emulated() -> bool:
+    """Whether the neuron device of this process is the emulated one (no Trainium)."""
+    return bool(getattr(_package(), "is_emulated", False))
+
+
+def device_count() -> int:
+    """Logical cores this process may use; 0 without a device."""
+    return _device_module().device_count() if is_available() else 0
+
+
+def resolve_device(device: Any = None) -> torch.device:
+    """`device` as a checked `torch.device` with an index; None is the current neuron device.
+
+    Raises NeuronNotAvailableError where there is no device, ValueError for an index that does not exist.
+    """
+    if not is_available():
+        raise NeuronNotAvailableError(_why_unavailable())
+    device = torch.device(DEVICE_TYPE if device is None else device)
+    if device.type != DEVICE_TYPE:
+        raise ValueError(f"expected a neuron device, got {str(device)!r}")
+    index = _device_module().current_device() if device.index is None else device.index
+    if index >= device_count():
+        names = ", ".join(f"neuron:{i}" for i in range(device_count()))
+        raise ValueError(
+            f"device 'neuron:{index}' does not exist: this process sees {device_count()} logical cores ({names}). "
+            "Use one of them, or change NEURON_RT_VISIBLE_CORES."
+        )
+    return torch.device(DEVICE_TYPE, index)
+
+
+def _why_unavailable() -> str:
+    module = _device_module()
+    if module is None and os.environ.get("NEURON_EMULATOR") == "0":
+        return (
+            "there is no neuron device: NEURON_EMULATOR=0 switches the emulated one off, and no native TorchNeuron is "
+            "installed. Unset NEURON_EMULATOR, or install TorchNeuron on a Trainium instance."
+        )
+    if module is None and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        return "there is no neuron device: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading it. Unset it."
+    if module is None:
+        return (
+            "there is no neuron device in this process. Where another accelerator is visible the emulated device stays out: "
+            "set NEURON_EMULATOR=1 to have it all the same, or run on a Trainium instance with TorchNeuron."
+        )
+    try:  # a device that failed to load says why on its first use
+        module._lazy_init()
+    except Exception as error:
+        return str(error)
+    return "torch.neuron.is_available() is False: no neuron core is visible to this process"
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes of HBM in use at most so far; None where the device does not say."""
+    function = getattr(_device_module(), "max_memory_allocated", None)
+    return None if function is None else function(device)
+
+
+def is_neuron(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
+
+
+# ---- what was compiled and run ------------------------------------------------------------------------------------------------------------
+
+
+def counter(name: str) -> int | None:
+    """A counter of the device, as `eager_signatures` or `copies`; None where the device does not keep it."""
+    function = getattr(_package(".metrics"), "get_counter_value", None)
+    try:
+        return None if function is None else int(function(name) or 0)
+    except KeyError:
+        return None
+
+
+def graph_records() -> list[dict[str, Any]]:
+    """One record per compiled graph, as `get_dynamo_metrics()` of the Neuron backend gives them; empty where it is missing."""
+    function = getattr(_package(".neuron_dynamo_backend"), "get_dynamo_metrics", None)
+    return list(function()) if function is not None else []
+
+
+def fallback_ops() -> list[str]:
+    """Names of the ops that left the device for the CPU; empty where the device does not track them."""
+    function = getattr(_package(), "get_fallback_ops", None)
+    return sorted(set(map(str, function()))) if function is not None else []
+
+
+@contextlib.contextmanager
+def strict_device(*kinds: str) -> Iterator[None]:
+    """Turn the emulator's strict kinds on within the block. The native device has none: there it raises NotImplementedError."""
+    manager = getattr(_package(), "strict", None)
+    if manager is None:
+        raise NotImplementedError(f"strict kinds {sorted(kinds)} exist on the emulated neuron device only")
+    with manager(*kinds):
+        yield
+
+
+# ---- compiling ----------------------------------------------------------------------------------------------------------------------------
+
+# Keys of torch.compile(options=...) that only the emulator's backend reads.
+EMULATOR_OPTIONS = frozenset({"executor", "lowering"})
+
+
+def compile_options(model_name: str, options: dict[str, Any] | None) -> dict[str, Any]:
+    """`options` for torch.compile(backend="neuron"): the user's and the model's name, without what a native backend does not know."""
+    chosen = {"model_name": model_name, **(options or {})}
+    if not is_emulated():
+        chosen = {key: value for key, value in chosen.items() if key not in EMULATOR_OPTIONS}
+    return chosen
+
+
+def cache_dir() -> Path:
+    """Where compiled graphs and the plugin's manifests are kept: OPTIMUM_NEURON_CACHE or ~/.cache/optimum_neuron_torch."""
+    return Path(os.environ.get("OPTIMUM_NEURON_CACHE") or Path.home() / ".cache" / "optimum_neuron_torch").expanduser()

@@ -1,0 +1,6 @@
+"""Entries for accelerate."""
+
+from .entries import Entry
+
+
+ENTRIES: tuple[Entry, ...] = ()

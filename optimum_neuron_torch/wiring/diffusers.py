@@ -1,0 +1,6 @@
+"""Entries for diffusers."""
+
+from .entries import Entry
+
+
+ENTRIES: tuple[Entry, ...] = ()

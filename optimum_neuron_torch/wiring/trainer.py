@@ -1,0 +1,6 @@
+"""Entries for trainer."""
+
+from .entries import Entry
+
+
+ENTRIES: tuple[Entry, ...] = ()

@@ -1,0 +1,6 @@
+"""Entries for transformers."""
+
+from .entries import Entry
+
+
+ENTRIES: tuple[Entry, ...] = ()
