@@ -1,0 +1,94 @@
+"""The compiled functions of one prepared object: one per (function, bucket), made when first called."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import runtime
+from ..config import NeuronConfig
+from ..report import Ledger
+
+
+logger = logging.getLogger(__name__)
+
+# Recompilations allowed inside one bucket (a resized embedding, another adapter); each shows up in report() as a graph of its own.
+RECOMPILE_LIMIT = 8
+
+
+class Graphs:
+    """Compiles module-level functions at static shapes and runs them, one at a time.
+
+    A logical core runs one graph at a time, and Dynamo's caches are no place for races, so calls are serialised by a lock.
+    """
+
+    def __init__(self, ledger: Ledger, config: NeuronConfig) -> None:
+        if config.compile == "blocks":
+            raise NotImplementedError("compile='blocks' is not implemented yet: use compile='model' or compile=False")
+        self.ledger, self.config = ledger, config
+        self._compiled: dict[tuple, Callable] = {}
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def __deepcopy__(self, memo: dict) -> "Graphs":
+        return Graphs(self.ledger, self.config)
+
+    def has(self, function: str, key: tuple) -> bool:
+        """Whether this bucket was compiled already."""
+        return (function, key) in self._compiled
+
+    def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
+        """Run `step(*args)` compiled for (function, key); `step` must be importable from its module, for stored artifacts."""
+        with self._lock:
+            compiled = self._compiled.get((function, key))
+            if compiled is None:
+                compiled = self._compile(step)
+                with compiling(self.ledger.name, function, key):
+                    result = compiled(*args)
+                self._compiled[function, key] = compiled
+                return result
+            return compiled(*args)
+
+    def _compile(self, step: Callable) -> Callable:
+        if self.config.compile is False:
+            return step
+        return torch.compile(
+            step,
+            backend="neuron",
+            fullgraph=True,
+            dynamic=False,
+            options=runtime.compile_options(self.ledger.name, self.config.options),
+            recompile_limit=RECOMPILE_LIMIT,
+            isolate_recompiles=True,
+        )
+
+
+_listeners: list[Callable[[str, str, tuple, bool], None]] = []
+
+
+@contextmanager
+def compiling(model: str, function: str, key: tuple):
+    """Tell the log, and whoever draws progress, that a bucket is being compiled."""
+    logger.info("compiling %s of %s for bucket %s", function, model, key)
+    for listener in list(_listeners):
+        listener(model, function, key, True)
+    try:
+        yield
+    finally:
+        for listener in list(_listeners):
+            listener(model, function, key, False)
+
+
+@contextmanager
+def listening(listener: Callable[[str, str, tuple, bool], None]):
+    """Call `listener(model, function, key, begins)` when a compilation begins and ends, within the block."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
