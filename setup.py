@@ -1,8 +1,8 @@
 """Builds the emulator's C++ extension, if it can be built; all else is in pyproject.toml.
 
-A host with a native `neuron` device needs no extension and often has no compiler, so a build that is not possible, or
-that fails, leaves the extension out with a message and the package installs all the same. The first use of the emulated
-device then says what is missing.
+A host with a native `neuron` device needs no extension and often has no compiler, so a build that is not possible,
+or that fails, leaves the extension out with a message and the package installs all the same. The first use of the
+emulated device then says what is missing.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ class BuildEmulator(build_ext):
             self.extensions = []
 
     def get_output_mapping(self) -> dict[str, str]:
-        """Editable installs ask which built file belongs to which source: here the extension is in its place already."""
+        """Editable installs ask which built file belongs to which source: here it is in its place already."""
         return {}
 
     def get_outputs(self) -> list[str]:

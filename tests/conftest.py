@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Points the compile cache, of this process and of the ones that tests start, to a folder that ends with the run."""
+    """Gives this process, and the ones that tests start, a compile cache that ends with the run."""
     folder = tempfile.TemporaryDirectory(prefix="optimum-neuron-test-cache-")
     os.environ["OPTIMUM_NEURON_CACHE"] = folder.name
     config.add_cleanup(folder.cleanup)
