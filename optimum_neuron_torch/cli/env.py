@@ -85,7 +85,7 @@ def _device() -> dict[str, Any]:
 
 
 def _memory(device: Any) -> dict[str, int]:
-    """Free and total bytes of HBM; nothing where another accelerator is the current one, or the device does not say."""
+    """Free and total bytes of HBM; nothing where the device does not say, or is not the current accelerator."""
     import torch
 
     current = torch.accelerator.current_accelerator()
