@@ -1,0 +1,93 @@
+"""BucketCache: what the generate() loop holds in place of a cache. Its lengths are Python ints; the tensors live in buckets."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers.cache_utils import Cache
+
+
+if TYPE_CHECKING:
+    from .bucketed import BucketedGeneration
+
+
+class BucketCache(Cache):
+    """A handle on a store of keys and values at bucket size.
+
+    It is neither dynamic nor static nor compileable in Transformers' sense: the loop then builds no 4-D mask, compiles nothing around
+    the model's forward, and passes the 2-D mask on.
+
+    Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its tensors.
+    """
+
+    is_compileable = False
+
+    def __init__(self, owner: "BucketedGeneration", limit: int) -> None:
+        super().__init__(layers=[])
+        self.owner, self.limit = owner, limit
+        self.length, self.rows, self.rows_in_batch = 0, 0, 0
+        self.state: list[torch.Tensor] | None = None
+
+    def __repr__(self) -> str:
+        return f"BucketCache(length={self.length}, rows={self.rows}, batch={self.rows_in_batch})"
+
+    def __len__(self) -> int:
+        return self.owner.layers
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self.state is not None
+
+    # The base class answers these from `layers`, which this handle does not have: all(()) would read as "only linear layers".
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * len(self)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False] * len(self)
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        return [False] * len(self)
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        return self.rows_in_batch or -1
+
+    def activate_past_recording(self) -> None:
+        """Nothing to record: rows past `length` are kept until they are overwritten."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens: a negative number of them, as in Transformers."""
+        if tokens_to_remove > 0 or -tokens_to_remove > self.length:
+            raise ValueError(f"crop({tokens_to_remove}): expected minus the number of tokens to remove, {self.length} are stored")
+        self.length += tokens_to_remove
+
+    def reset(self) -> None:
+        self.length, self.state = 0, None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        if self.state is not None:
+            self.owner.gather(self, beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.owner.gather(self, indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.owner.gather(self, torch.arange(self.rows_in_batch).repeat_interleave(repeats))
