@@ -110,9 +110,7 @@ def _check_generation(device: Any, executor: str) -> str:
         expected = model.generate(_ids(length), **settings)
         result = prepared.generate(_ids(length), **settings).cpu()
         if not torch.equal(result, expected):
-            raise ValueError(
-                f"prompt of {length} tokens: {result.tolist()} on the device, {expected.tolist()} on the CPU"
-            )
+            raise ValueError(f"prompt of {length} tokens: {result.tolist()}, on the CPU {expected.tolist()}")
     return f"{NEW_TOKENS} tokens equal for prompts of {', '.join(map(str, PROMPT_LENGTHS))}"
 
 
@@ -148,7 +146,5 @@ def _compare(result: Any, expected: Any) -> str:
     """Raises ValueError where `result` is further from `expected` than the tolerance allows."""
     difference = ((result - expected).abs().max() / expected.abs().max()).item()
     if not difference <= TOLERANCE:
-        raise ValueError(
-            f"differs from the CPU by {difference:.1e} of its largest value; the limit is {TOLERANCE:.0e}"
-        )
+        raise ValueError(f"differs from the CPU by {difference:.1e} of its largest value, limit {TOLERANCE:.0e}")
     return f"largest difference {difference:.1e}"

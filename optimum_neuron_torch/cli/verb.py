@@ -1,7 +1,7 @@
 """What all verbs share: how what goes wrong becomes a message and an exit code.
 
-Exit codes: 0 done, 1 failed (no device, a check that did not hold, bad input), 2 not there yet. `optimum-cli` loads every
-verb's module at each start, so verbs import what they need when they run.
+Exit codes: 0 done, 1 failed (no device, a check that did not hold, bad input), 2 not there yet. `optimum-cli` loads
+every verb's module at each start, so verbs import what they need when they run.
 """
 
 import sys
