@@ -1,0 +1,280 @@
+"""Who may import whom, checked from the sources, so that the real device can take the emulator's place.
+
+Each rule is a function from a parsed file to the lines that break it. Every rule is also run over small snippets that
+break it: a rule that cannot fail says nothing.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "optimum_neuron_torch"
+EMULATOR = f"{PACKAGE}.emulator"
+
+# What only the emulator may import: a native host has none of these.
+EMULATOR_ONLY = (EMULATOR, "jax", "jaxlib", "torch_mlir")
+
+# Rooms by height: each may import itself and the rooms below. Rooms of one height are apart, but for the ground floor.
+GROUND = 0
+HEIGHTS = {
+    "config": GROUND,
+    "files": GROUND,
+    "report": GROUND,
+    "runtime": GROUND,
+    "tables": GROUND,
+    "buckets": 1,
+    "generation": 2,
+    "nki": 2,
+    "integrations": 3,
+    "api": 4,
+    "wiring": 4,
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module, by its absolute name, that a line imports."""
+
+    line: int
+    target: str
+
+    def within(self, *packages: str) -> bool:
+        return any(self.target == package or self.target.startswith(f"{package}.") for package in packages)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A parsed file and the dotted name it is imported by."""
+
+    module: str
+    tree: ast.Module
+    is_package: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "SourceFile":
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        return cls(module, ast.parse(path.read_text(), str(path)), is_package)
+
+    @property
+    def room(self) -> str:
+        """The first part below the package, as `buckets`; "" for the package itself."""
+        return self.module.removeprefix(PACKAGE).strip(".").split(".")[0]
+
+    def imports(self) -> Iterator[Import]:
+        """Imports anywhere in the file: in functions, for type checkers, and by name through importlib as well."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (Import(node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                origin = self._absolute(node.module or "", node.level)
+                yield from (Import(node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+            elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+                name = _leading_text(node.args[0])
+                level = len(name) - len(name.lstrip("."))
+                yield Import(node.lineno, self._absolute(name.lstrip("."), level))
+
+    def _absolute(self, name: str, level: int) -> str:
+        if level == 0:
+            return name
+        parts = self.module.split(".")
+        parts = parts[: len(parts) - level + self.is_package]
+        return ".".join([*parts, name] if name else parts)
+
+
+def _called(node: ast.Call) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def _leading_text(node: ast.expr) -> str:
+    """The text a string or f-string begins with, as far as it is constant."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[0]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+# ---- the rules ----
+
+
+def emulator_imports(file: SourceFile) -> list[int]:
+    """Lines outside the emulator that import it, or what only it may import."""
+    if file.module == EMULATOR or file.module.startswith(f"{EMULATOR}."):
+        return []
+    return [found.line for found in file.imports() if found.within(*EMULATOR_ONLY)]
+
+
+def plugin_imports(file: SourceFile) -> list[int]:
+    """Lines of the emulator that import something of the plugin."""
+    if not (file.module == EMULATOR or file.module.startswith(f"{EMULATOR}.")):
+        return []
+    return [found.line for found in file.imports() if found.within(PACKAGE) and not found.within(EMULATOR)]
+
+
+def upward_imports(file: SourceFile) -> list[int]:
+    """Lines that import a room above, or beside, the file's own."""
+    if file.room in ("", "emulator", "cli"):
+        return []
+    height = HEIGHTS[file.room]
+
+    def allowed(found: Import) -> bool:
+        room = found.target.removeprefix(PACKAGE).strip(".").split(".")[0]
+        return room == file.room or HEIGHTS.get(room, height) < height or HEIGHTS.get(room) == height == GROUND
+
+    return [found.line for found in file.imports() if found.within(PACKAGE) and not allowed(found)]
+
+
+def private_imports(file: SourceFile) -> list[int]:
+    """Lines of the command line that import more of the plugin than its public names and runtime.py."""
+    if file.room != "cli":
+        return []
+    allowed = (f"{PACKAGE}.cli", f"{PACKAGE}.runtime")
+    return [
+        found.line
+        for found in file.imports()
+        if found.within(PACKAGE) and found.target != PACKAGE and not found.within(*allowed)
+    ]
+
+
+def device_uses(file: SourceFile) -> list[int]:
+    """Lines outside runtime.py and the emulator that use torch.neuron or torch_neuronx."""
+    if file.room in ("runtime", "emulator"):
+        return []
+    imports = {found.line for found in file.imports() if found.within("torch_neuronx", "torch.neuron")}
+    return sorted(imports | {node.lineno for node in ast.walk(file.tree) if _names_device_module(node)})
+
+
+def _names_device_module(node: ast.AST) -> bool:
+    """Whether this is `torch.neuron`, `getattr(torch, "neuron")` or `get_device_module("neuron")`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "neuron" and isinstance(node.value, ast.Name) and node.value.id == "torch"
+    if not isinstance(node, ast.Call) or _called(node) not in ("getattr", "get_device_module"):
+        return False
+    owner_is_torch = _called(node) == "get_device_module" or getattr(node.args[0], "id", None) == "torch"
+    return owner_is_torch and any(_leading_text(argument).startswith("neuron") for argument in node.args)
+
+
+RULES = (emulator_imports, plugin_imports, upward_imports, private_imports, device_uses)
+
+
+# ---- the rules hold ----
+
+
+def _sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+PACKAGE_SOURCES = _sources(PACKAGE)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_package_keeps_rule(rule):
+    broken = [f"{path.relative_to(ROOT)}:{line}" for path in PACKAGE_SOURCES for line in rule(SourceFile.read(path))]
+    assert not broken, f"{rule.__doc__} Found: {', '.join(broken)}"
+
+
+def test_examples_run_on_the_native_device():
+    broken = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in _sources("examples")
+        for line in emulator_imports(SourceFile.read(path))
+    ]
+    assert not broken
+
+
+def test_every_room_has_its_height():
+    rooms = {SourceFile.read(path).room for path in PACKAGE_SOURCES} - {"", "emulator", "cli"}
+    assert rooms <= HEIGHTS.keys(), "give a new room its height in HEIGHTS"
+
+
+def test_no_module_is_called_utils():
+    """The one exception is the native package's own name, which its stand-in must have."""
+    facade = ROOT / PACKAGE / "emulator" / "facade"
+    paths = _sources(PACKAGE, "tests", "model_tests", "examples", "benchmarks")
+    assert not [path for path in paths if "utils" in (path.stem, *path.parts) and facade not in path.parents]
+
+
+def test_namespace_has_no_init():
+    """`optimum` belongs to several distributions: an `__init__.py` would hide the others'."""
+    assert not list((ROOT / "optimum").rglob("__init__.py"))
+
+
+def _loaded_after(statement: str, *modules: str) -> list[str]:
+    """Which of `modules` a new interpreter has loaded after `statement`."""
+    program = f"import sys; {statement}; print(*sorted(set(sys.modules) & set({modules!r})))"
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize("statement", ["import torch", f"import {PACKAGE}", "import optimum.commands.register.neuron"])
+def test_import_is_light(statement):
+    heavy = ("transformers", "diffusers", "accelerate", "jax", "jaxlib", "torch_mlir", "torch._dynamo")
+    assert _loaded_after(statement, *heavy) == []
+
+
+# ---- the rules can fail ----
+
+
+def _snippet(source: str, module: str, is_package: bool = False) -> SourceFile:
+    return SourceFile(f"{PACKAGE}.{module}".rstrip("."), ast.parse(source), is_package)
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "source"),
+    [
+        (emulator_imports, "buckets.plan", "import jax.numpy as jnp"),
+        (emulator_imports, "buckets.plan", "def f():\n    from torch_mlir import fx"),
+        (emulator_imports, "report", "from .emulator.compiler import metrics"),
+        (emulator_imports, "report", "from . import emulator"),
+        (emulator_imports, "buckets.plan", "from ..emulator import device"),
+        (emulator_imports, "runtime", f"importlib.import_module('{EMULATOR}.device')"),
+        (emulator_imports, "", "importlib.import_module('.emulator', __name__)"),
+        (emulator_imports, "", "importlib.import_module(f'.emulator.{name}', __name__)"),
+        (plugin_imports, "emulator.wiring", "from .. import runtime"),
+        (plugin_imports, "emulator.device.build", f"from {PACKAGE} import report"),
+        (plugin_imports, "emulator.compiler.cache", f"import {PACKAGE}"),
+        (upward_imports, "buckets.pad", "from ..integrations import transformers"),
+        (upward_imports, "buckets.pad", "if TYPE_CHECKING:\n    from ..generation.cache import BucketCache"),
+        (upward_imports, "nki.ops", "from ..generation.cache import BucketCache"),
+        (upward_imports, "runtime", "from .buckets.plan import plan"),
+        (upward_imports, "integrations.trainer", "from ..wiring import entries"),
+        (upward_imports, "config", f"from {PACKAGE} import prepare"),
+        (private_imports, "cli.plan", "from ..buckets.plan import plan"),
+        (private_imports, "cli.plan", "from .. import report, runtime"),
+        (device_uses, "report", "import torch_neuronx.metrics"),
+        (device_uses, "report", "importlib.import_module(f'torch_neuronx{name}')"),
+        (device_uses, "buckets.pad", "import torch\ntorch.neuron.synchronize()"),
+        (device_uses, "buckets.pad", "from torch import neuron"),
+        (device_uses, "buckets.pad", "getattr(torch, 'neuron')"),
+        (device_uses, "buckets.pad", "torch.get_device_module('neuron')"),
+    ],
+)
+def test_rule_finds(rule, module, source):
+    assert rule(_snippet(source, module, is_package=module == ""))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("emulator.compiler.stablehlo", "import torch_mlir\nfrom ..device import host_aliases"),
+        ("emulator.facade.torch_neuronx", "import torch\ntorch.neuron.synchronize()"),
+        ("runtime", "import torch\ntorch.neuron.synchronize()\nimport torch_neuronx"),
+        ("report", "from . import runtime\nfrom .tables import render"),
+        ("buckets.plan", "from ..report import report\nfrom . import pad"),
+        ("integrations.transformers", "from ..generation import cache\nfrom ..nki import masks\nimport transformers"),
+        (
+            "cli.env",
+            f"import {PACKAGE} as ont\nfrom ..runtime import cache_dir\nfrom .. import runtime\nfrom . import cache",
+        ),
+        ("nki.ops", "tensor.device.type == 'neuron'\ngetattr(config, 'neuron', None)"),
+    ],
+)
+def test_rules_allow(module, source):
+    file = _snippet(source, module)
+    assert {rule.__name__: rule(file) for rule in RULES} == {rule.__name__: [] for rule in RULES}
