@@ -7,15 +7,12 @@ break it: a rule that cannot fail says nothing.
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from tests.sources import PACKAGE, ROOT, Import, SourceFile, called_name, leading_text, sources
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = "optimum_neuron_torch"
+
 EMULATOR = f"{PACKAGE}.emulator"
 
 # What only the emulator may import: a native host has none of these.
@@ -36,69 +33,6 @@ HEIGHTS = {
     "api": 4,
     "wiring": 4,
 }
-
-
-@dataclass(frozen=True)
-class Import:
-    """One module, by its absolute name, that a line imports."""
-
-    line: int
-    target: str
-
-    def within(self, *packages: str) -> bool:
-        return any(self.target == package or self.target.startswith(f"{package}.") for package in packages)
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A parsed file and the dotted name it is imported by."""
-
-    module: str
-    tree: ast.Module
-    is_package: bool = False
-
-    @classmethod
-    def read(cls, path: Path) -> "SourceFile":
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        is_package = parts[-1] == "__init__"
-        module = ".".join(parts[:-1] if is_package else parts)
-        return cls(module, ast.parse(path.read_text(), str(path)), is_package)
-
-    @property
-    def room(self) -> str:
-        """The first part below the package, as `buckets`; "" for the package itself."""
-        return self.module.removeprefix(PACKAGE).strip(".").split(".")[0]
-
-    def imports(self) -> Iterator[Import]:
-        """Imports anywhere in the file: in functions, for type checkers, and by name through importlib as well."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (Import(node.lineno, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                origin = self._absolute(node.module or "", node.level)
-                yield from (Import(node.lineno, f"{origin}.{alias.name}") for alias in node.names)
-            elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
-                name = _leading_text(node.args[0])
-                level = len(name) - len(name.lstrip("."))
-                yield Import(node.lineno, self._absolute(name.lstrip("."), level))
-
-    def _absolute(self, name: str, level: int) -> str:
-        if level == 0:
-            return name
-        parts = self.module.split(".")
-        parts = parts[: len(parts) - level + self.is_package]
-        return ".".join([*parts, name] if name else parts)
-
-
-def _called(node: ast.Call) -> str:
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
-
-
-def _leading_text(node: ast.expr) -> str:
-    """The text a string or f-string begins with, as far as it is constant."""
-    if isinstance(node, ast.JoinedStr) and node.values:
-        node = node.values[0]
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 # ---- the rules ----
@@ -155,10 +89,10 @@ def _names_device_module(node: ast.AST) -> bool:
     """Whether this is `torch.neuron`, `getattr(torch, "neuron")` or `get_device_module("neuron")`."""
     if isinstance(node, ast.Attribute):
         return node.attr == "neuron" and isinstance(node.value, ast.Name) and node.value.id == "torch"
-    if not isinstance(node, ast.Call) or _called(node) not in ("getattr", "get_device_module"):
+    if not isinstance(node, ast.Call) or called_name(node) not in ("getattr", "get_device_module"):
         return False
-    owner_is_torch = _called(node) == "get_device_module" or getattr(node.args[0], "id", None) == "torch"
-    return owner_is_torch and any(_leading_text(argument).startswith("neuron") for argument in node.args)
+    owner_is_torch = called_name(node) == "get_device_module" or getattr(node.args[0], "id", None) == "torch"
+    return owner_is_torch and any(leading_text(argument).startswith("neuron") for argument in node.args)
 
 
 RULES = (emulator_imports, plugin_imports, upward_imports, private_imports, device_uses)
@@ -167,11 +101,7 @@ RULES = (emulator_imports, plugin_imports, upward_imports, private_imports, devi
 # ---- the rules hold ----
 
 
-def _sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
-PACKAGE_SOURCES = _sources(PACKAGE)
+PACKAGE_SOURCES = sources(PACKAGE)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -183,7 +113,7 @@ def test_package_keeps_rule(rule):
 def test_examples_run_on_the_native_device():
     broken = [
         f"{path.relative_to(ROOT)}:{line}"
-        for path in _sources("examples")
+        for path in sources("examples")
         for line in emulator_imports(SourceFile.read(path))
     ]
     assert not broken
@@ -197,7 +127,7 @@ def test_every_room_has_its_height():
 def test_no_module_is_called_utils():
     """The one exception is the native package's own name, which its stand-in must have."""
     facade = ROOT / PACKAGE / "emulator" / "facade"
-    paths = _sources(PACKAGE, "tests", "model_tests", "examples", "benchmarks")
+    paths = sources(PACKAGE, "tests", "model_tests", "examples", "benchmarks")
     assert not [path for path in paths if "utils" in (path.stem, *path.parts) and facade not in path.parents]
 
 
