@@ -7,6 +7,8 @@ are imported (or at once, where they already are); it imports none of them itsel
 import importlib
 from typing import TYPE_CHECKING
 
+# At once, not lazily: the submodule of the same name would otherwise take the function's place when it is first imported.
+from .report import Report, report
 from .wiring import unwire, wire
 
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from .buckets.plan import Plan, plan
     from .config import Buckets, Growth, NeuronConfig
     from .integrations.pipelines import pipeline
-    from .report import Report, report
     from .runtime import is_emulated
 
 __version__ = "0.1.0.dev0"
@@ -25,20 +26,18 @@ _HOMES = {
     "Growth": ".config",
     "NeuronConfig": ".config",
     "Plan": ".buckets.plan",
-    "Report": ".report",
     "export_cache": ".api",
     "import_cache": ".api",
     "is_emulated": ".runtime",
     "pipeline": ".integrations.pipelines",
     "plan": ".buckets.plan",
     "prepare": ".api",
-    "report": ".report",
     "strict": ".api",
     "unprepare": ".api",
     "warmup": ".api",
 }
 
-__all__ = sorted([*_HOMES, "nki", "unwire", "wire"])
+__all__ = sorted([*_HOMES, "Report", "nki", "report", "unwire", "wire"])
 
 
 def __getattr__(name: str):

@@ -1,0 +1,230 @@
+"""Below the generate() loop: every call is padded to a (batch, block, cache) bucket and runs one compiled step.
+
+The loop above works on host tensors of exact shape; only tensors of bucket shape cross to the device, so no length ever reaches it.
+
+Shape legend: B batch, Q block length, N kept positions, V vocabulary, M columns of the mask; a trailing b means padded to the bucket.
+"""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ..buckets.graphs import Graphs
+from ..buckets.pad import pad_axis, pad_rows, repeat_last
+from ..buckets.shell import refresh, shell_of
+from ..buckets.sizes import AxisSizes, axis_sizes
+from ..config import NeuronConfig
+from ..report import Ledger
+from .cache import BucketCache
+from .layers import FULL_LENGTH_TYPES
+from .steps import StepSpec, gather_rows, grow_store, step
+
+
+# Continuation blocks (chat turns, assisted decoding) are short: these sizes come before the prompt buckets.
+SHORT_BLOCKS = (1, 4, 16)
+# Inputs of forward that have one entry per token and are padded like the ids.
+PER_TOKEN = ("position_ids", "token_type_ids")
+
+
+class NotBucketableError(NotImplementedError):
+    """A model, or a call, that has no bucket rule; the message says which part. The stock path serves it."""
+
+
+def check_supported(model: torch.nn.Module) -> int:
+    """The number of cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no rule for it."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise NotBucketableError(f"{name} is an encoder-decoder: generation in buckets covers decoder-only models so far")
+    if "cache" not in inspect.signature(type(model).forward).parameters or not model._supports_default_dynamic_cache():
+        raise NotBucketableError(f"{name} keeps a state of its own kind instead of a Cache")
+    if model.is_remote_code():
+        raise NotBucketableError(f"{name} is remote code, whose use of the cache is not known")
+    types, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
+    unknown = sorted(set(types) - FULL_LENGTH_TYPES)
+    if unknown:
+        raise NotBucketableError(f"{name} has cache layers of type {unknown}, which have no static form yet")
+    return len(types)
+
+
+@dataclass
+class StepInputs:
+    """The host tensors of one call, padded, and what is needed to cut the result."""
+
+    batch: int
+    kept: int
+    tensors: list[torch.Tensor]
+    extras: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    bucket: dict[str, int] = field(default_factory=dict)
+
+
+class BucketedGeneration:
+    """The compiled steps of one decoder-only model, and the rules that choose their buckets.
+
+    Raises NotBucketableError (see `check_supported`).
+    """
+
+    def __init__(self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None) -> None:
+        self.layers = check_supported(model)
+        self.model, self.config, self.ledger = model, config, ledger
+        self.graphs = graphs or Graphs(ledger, config)
+        self.shell = shell_of(model)
+        text_config = model.config.get_text_config(decoder=True)
+        limit = getattr(text_config, "max_position_embeddings", None)
+        self.batches = axis_sizes(config.buckets, "batch")
+        self.prompts = axis_sizes(config.buckets, "sequence", limit)
+        self.caches = axis_sizes(config.buckets, "cache", limit)
+        self.takes_keep = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+
+    # ---- choosing buckets -----------------------------------------------------------------------------------------------------------------
+
+    def block_bucket(self, length: int, is_first: bool) -> int:
+        """The block size that serves `length` tokens."""
+        if not is_first:
+            short = next((size for size in SHORT_BLOCKS if size >= length), None)
+            if short is not None:
+                return short
+        return self.prompts.fit(length)
+
+    def kept_bucket(self, kept: int, block: int) -> int:
+        """How many positions' logits a step returns: 1, a short block, or all of the block."""
+        return next((size for size in SHORT_BLOCKS if kept <= size <= block), block)
+
+    def make_room(self, cache: BucketCache, needed: int) -> None:
+        """Give the store rows for `needed` tokens: chosen from the call's limit at first, grown later."""
+        if cache.state is not None and needed < cache.rows:
+            return
+        rows = self.caches.fit(max(needed, cache.limit) + 1)  # one more: the dump row
+        if cache.state is not None:
+            bucket = {"batch": cache.state[0].shape[0], "cache": cache.rows, "grown": rows}
+            cache.state = self._call("grow", bucket, grow_store, rows, *cache.state)
+            self.ledger.used("grow", bucket, 1, 1)
+        cache.rows = rows
+
+    # ---- running --------------------------------------------------------------------------------------------------------------------------
+
+    def forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
+        """One call of the model under the loop: `arguments` at true shapes in, logits (B, N, V) on the host at true shapes out.
+
+        Raises NotBucketableError for an argument without a bucket rule.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            return self._forward(cache, arguments)
+
+    def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
+        is_first = cache.state is None
+        inputs = self._pad(cache, arguments)
+        refresh(self.shell, self.model)
+        spec = StepSpec(cache.rows, is_first, self.layers, inputs.extras, inputs.constants, self.takes_keep)
+        tensors = [tensor.to(self.model.device) for tensor in inputs.tensors]
+        function = "prefill" if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
+        output = self._call(function, inputs.bucket, step, self.shell, spec, *tensors, *(cache.state or ()))
+        if is_first:
+            cache.state = output[1:]
+        length = arguments["input_ids"].shape[1]
+        self.ledger.used(function, inputs.bucket, inputs.batch * length, inputs.bucket["batch"] * inputs.bucket["block"])
+        cache.length, cache.rows_in_batch = cache.length + length, inputs.batch
+        return CausalLMOutputWithPast(logits=output[0].to("cpu")[: inputs.batch, : inputs.kept], cache=cache)
+
+    def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
+        key = (*bucket.items(), torch.is_autocast_enabled(self.model.device.type), self.model.dtype)
+        return self.graphs.call(function, key, compiled, *args)
+
+    def gather(self, cache: BucketCache, index: torch.Tensor) -> None:
+        """Make the store's rows `index` (B') of its rows, padded to a batch bucket."""
+        with torch.inference_mode(False), torch.no_grad():
+            rows = index.shape[0]
+            bucket = {"from": cache.state[0].shape[0], "batch": self.batches.fit(rows), "cache": cache.rows}
+            padded = pad_rows(index.to("cpu", copy=True), bucket["batch"]).to(self.model.device)
+            cache.state = self._call("gather", bucket, gather_rows, padded, *cache.state)
+            self.ledger.used("gather", bucket, rows, bucket["batch"])
+            cache.rows_in_batch = rows
+
+    # ---- padding --------------------------------------------------------------------------------------------------------------------------
+
+    def _pad(self, cache: BucketCache, arguments: dict[str, Any]) -> StepInputs:
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        for name in ("use_cache", "return_dict", "cache"):
+            arguments.pop(name, None)
+        if "input_ids" not in arguments:
+            raise NotBucketableError(f"a call without input_ids (it has {sorted(arguments)}) has no bucket rule yet")
+        ids_BQ = _host(arguments.pop("input_ids"))
+        mask_BM = arguments.pop("attention_mask", None)
+        extras = {name: _host(arguments.pop(name)) for name in PER_TOKEN if name in arguments}
+        kept = arguments.pop("logits_to_keep", 0)
+        constants = self._constants(arguments)
+        batch, length = ids_BQ.shape
+        past, is_first = cache.length, cache.state is None
+        self.make_room(cache, past + length)
+        rows, block = self.batches.fit(batch), self.block_bucket(length, is_first)
+        keep_N = self._kept_positions(kept, length, block)
+        kept = length if isinstance(kept, int) and kept == 0 else kept if isinstance(kept, int) else kept.shape[0]
+        slots_Q = torch.full((block,), cache.rows - 1)
+        slots_Q[:length] = torch.arange(past, past + length)
+        tensors = [
+            pad_axis(pad_rows(ids_BQ, rows), 1, block),
+            self._pad_mask(mask_BM, batch, past, length, rows, block if is_first else cache.rows, is_first),
+            slots_Q,
+            torch.tensor(past),
+            keep_N,
+        ]
+        for tensor in extras.values():  # the loop's positions may have one row for all
+            tensors.append(repeat_last(pad_rows(tensor.expand(batch, length), rows), 1, block))
+        bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0]}
+        return StepInputs(batch, min(kept, length), tensors, tuple(extras), constants, bucket)
+
+    def _pad_mask(
+        self, mask_BM: torch.Tensor | None, batch: int, past: int, length: int, rows: int, columns: int, is_first: bool
+    ) -> torch.Tensor:
+        """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
+        mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else _host(mask_BM).long()
+        if mask_BM.dim() != 2 or mask_BM.shape[1] != past + length:
+            raise NotBucketableError(f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule")
+        return pad_axis(pad_rows(mask_BM, rows), 1, columns)
+
+    def _kept_positions(self, kept: int | torch.Tensor, length: int, block: int) -> torch.Tensor:
+        """Positions whose logits are wanted; an int counts from the end, where the pads are, so it becomes positions (N,)."""
+        if isinstance(kept, torch.Tensor):
+            positions = _host(kept).long()
+            positions = torch.where(positions < 0, positions + length, positions)
+        else:
+            positions = torch.arange(length - min(kept or length, length), length)
+        return repeat_last(positions, 0, self.kept_bucket(positions.shape[0], block))
+
+    def _constants(self, arguments: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+        for name in ("output_attentions", "output_hidden_states", "labels"):
+            if arguments.get(name) is not None and arguments[name] is not False:
+                raise NotBucketableError(f"{name} has no bucket rule in generation yet")
+        arguments = {name: value for name, value in arguments.items() if value is not False}
+        rest = [name for name, value in arguments.items() if not isinstance(value, (bool, int, float, str))]
+        if rest:
+            raise NotBucketableError(f"arguments {sorted(rest)} have no bucket rule")
+        return tuple(sorted(arguments.items()))
+
+    # ---- warming --------------------------------------------------------------------------------------------------------------------------
+
+    def warm(self, batch: int, sequence: int, rows: int, *, gather: bool = True) -> None:
+        """Compile and run once what a generate() call of these buckets needs: prefill, decode and the rows' reordering."""
+        cache = BucketCache(self, rows - 1)
+        ids_BQ = torch.zeros(batch, min(sequence, rows - 2), dtype=torch.long)
+        mask = torch.ones_like(ids_BQ)
+        positions = torch.arange(ids_BQ.shape[1])[None] if "position_ids" in inspect.signature(type(self.model).forward).parameters else None
+        arguments = {"input_ids": ids_BQ, "attention_mask": mask, "position_ids": positions, "logits_to_keep": 1 if self.takes_keep else None}
+        self.forward(cache, arguments)
+        last = None if positions is None else positions[:, -1:] + 1
+        arguments |= {"input_ids": ids_BQ[:, :1], "attention_mask": None, "position_ids": last}
+        self.forward(cache, arguments)
+        if gather and batch > 1:
+            self.gather(cache, torch.arange(batch))
+
+    def axes(self) -> dict[str, AxisSizes]:
+        return {"batch": self.batches, "sequence": self.prompts, "cache": self.caches}
+
+
+def _host(tensor: torch.Tensor) -> torch.Tensor:
+    """A normal (not inference) tensor on the host."""
+    return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor

@@ -1,0 +1,137 @@
+"""Puts bucketed generation under the stock generate() of one Transformers model, by attributes of that one object.
+
+The loop reads signatures (what forward takes, what prepare_inputs_for_generation takes), so every replacement keeps them.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import wrapt
+
+from .. import runtime
+from ..generation.bucketed import BucketedGeneration, NotBucketableError
+from ..generation.cache import BucketCache
+
+
+class _OnHost(wrapt.ObjectProxy):
+    """The model, saying that it lives where the loop's tensors are.
+
+    Transformers' prepare_inputs_for_generation moves what forward takes to `self.device`, at exact shapes. Under buckets the tensors have
+    to stay on the host until they are padded.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGeneration | None]) -> dict[str, Callable]:
+    """Replacements for methods of `model`, by name, under which its generate() runs in buckets.
+
+    `owner()` gives the bucketed generation, or None where the model has to take the stock path.
+    """
+    stock_generate, stock_prepare_cache = model.generate, model._prepare_cache_for_generation
+    stock_inputs, stock_optimize = model.prepare_inputs_for_generation, model._optimize_model_for_decode
+    signature = inspect.signature(stock_generate)
+
+    @wraps(stock_generate)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if owner() is None:
+            return stock_generate(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        device = _first_device(bound.arguments)
+        if device is None:
+            return stock_generate(*args, **kwargs)
+        # The loop grows ids, mask and positions token by token: on the device each length would be a compilation.
+        host = _move(bound.arguments, torch.device("cpu"))
+        result = stock_generate(*signature.bind(**_flat(host, signature)).args, **signature.bind(**_flat(host, signature)).kwargs)
+        return _move(result, device)
+
+    @wraps(stock_prepare_cache)
+    def _prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, batch_size, max_cache_length):
+        bucketed = owner()
+        given = model_kwargs.get("cache")
+        if isinstance(given, BucketCache):
+            given.limit = max(given.limit, max_cache_length)
+        reason = _reason_for_stock_cache(bucketed, given, generation_config)
+        if reason is not None:
+            if bucketed is not None and not isinstance(given, BucketCache):
+                bucketed.ledger.depart("stock_path", "generate()", reason)
+            return stock_prepare_cache(generation_config, model_kwargs, generation_mode, batch_size, max_cache_length)
+        model_kwargs["cache"] = BucketCache(bucketed, max_cache_length)
+        return None
+
+    @wraps(stock_inputs)
+    def prepare_inputs_for_generation(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(kwargs.get("cache"), BucketCache):
+            return stock_inputs(*args, **kwargs)
+        return type(model).prepare_inputs_for_generation(_OnHost(model), *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _optimize_model_for_decode():
+        # Switching the experts' implementation between prefill and decode would make two graphs of one bucket.
+        with contextlib.nullcontext() if owner() is not None else stock_optimize():
+            yield
+
+    return {
+        "generate": generate,
+        "_prepare_cache_for_generation": _prepare_cache_for_generation,
+        "prepare_inputs_for_generation": prepare_inputs_for_generation,
+        "_optimize_model_for_decode": _optimize_model_for_decode,
+    }
+
+
+def _reason_for_stock_cache(bucketed: BucketedGeneration | None, given: Any, generation_config: Any) -> str | None:
+    if bucketed is None:
+        return "no bucketed generation for this model"
+    if given is not None:
+        return f"the caller brought a {type(given).__name__}"
+    if generation_config.cache_implementation is not None:
+        return f"cache_implementation={generation_config.cache_implementation!r} was asked for"
+    if generation_config.use_cache is False:
+        return "use_cache=False was asked for"
+    if generation_config.compile_config is not None:
+        return "a compile_config was given"
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(generation_config, name, False):
+            return f"{name} is not available in buckets yet"
+    return None
+
+
+def _flat(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """Bound arguments as keywords: the content of **kwargs beside the named ones."""
+    flat = dict(arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            flat.update(flat.pop(name, {}))
+    return flat
+
+
+def _first_device(value: Any) -> torch.device | None:
+    """The neuron device of the first tensor in a (nested) value; caches and models are not looked into."""
+    if runtime.is_neuron(value):
+        return value.device
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return next((device for item in value if (device := _first_device(item)) is not None), None)
+    return None
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    """Tensors of a nested value on `device`; containers keep their type, everything else is passed through."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        moved = {key: _move(item, device) for key, item in value.items()}
+        return type(value)(**moved) if hasattr(value, "to_tuple") else moved
+    if isinstance(value, tuple) and type(value) is tuple or isinstance(value, list):
+        return type(value)(_move(item, device) for item in value)
+    return value
+
+
+__all__ = ["NotBucketableError", "generation_hooks"]
