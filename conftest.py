@@ -1,4 +1,4 @@
-"""Settings of the whole test run: no hub, and a compile cache of its own."""
+"""Settings of the whole test run, unit and model tests: no hub, and a compile cache of its own."""
 
 import os
 import tempfile
