@@ -1,0 +1,85 @@
+"""What AOTAutograd calls for each graph: aliases in, program, wrapped results out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimum_neuron_torch.emulator import device
+from optimum_neuron_torch.emulator.compiler.executors import Program
+from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """
+    Where and how results leave a graph.
+
+    Args:
+        device_index: neuron device of the results; None for a graph without neuron tensors.
+        on_host: positions of results that the program left on the CPU.
+        strides: per result, the strides that eager execution gives; None for what is not a tensor.
+    """
+
+    device_index: int | None
+    on_host: tuple[int, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+
+
+class CompiledGraph:
+    """A program over host memory, callable with neuron tensors (boxed: the argument list is emptied)."""
+
+    _boxed_call = True
+
+    def __init__(
+        self, program: Program, outputs: OutputPlan, record: GraphRecord, constants: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self.program = program
+        self.outputs = outputs
+        self.record = record
+        self.constants = list(constants)
+        # Results whose strides the executor gets wrong; shapes are static, so the first call shows all of them.
+        self._restrided: tuple[int, ...] | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        host_args = device.host_aliases(args)
+        args.clear()
+        host_args.extend(self.constants)
+        results = self.program(host_args)
+        if self._restrided != ():
+            results = self._with_eager_strides(list(results))
+        index = self.outputs.device_index
+        if index is None:
+            return results
+        wrapped = device.device_aliases(list(results), index)
+        for position in self.outputs.on_host:
+            wrapped[position] = results[position]
+        return wrapped
+
+    def _with_eager_strides(self, results: list[Any]) -> list[Any]:
+        if self._restrided is None:
+            self._restrided = tuple(
+                position
+                for position, (result, strides) in enumerate(zip(results, self.outputs.strides))
+                if strides is not None and not _has_layout(result, strides)
+            )
+        for position in self._restrided:
+            results[position] = _restride(results[position], self.outputs.strides[position])
+        return results
+
+
+def _has_layout(result: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    # The stride of an axis with one element addresses nothing.
+    return result.numel() == 0 or all(
+        size == 1 or have == want for size, have, want in zip(result.size(), result.stride(), strides)
+    )
+
+
+def _restride(result: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    wanted = torch.empty_strided(result.size(), strides, dtype=result.dtype)  # type: ignore[arg-type]
+    if torch._debug_has_internal_overlap(wanted) == 1:
+        return result  # expanded in eager: the compact form reads the same
+    return wanted.copy_(result)

@@ -1,0 +1,45 @@
+"""Executors: what runs a host graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from optimum_neuron_torch.emulator.compiler.graph import HostGraph
+from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
+
+
+class Program(Protocol):
+    """A compiled graph: host tensors in, host tensors out, input mutations done in place."""
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run on `args`; the list may be emptied."""
+
+    def prepare_for_storage(self) -> Program:
+        """A copy that pickles; this one stays usable."""
+
+    def revive(self) -> None:
+        """Make an unpickled program callable."""
+
+
+class Executor(Protocol):
+    """One way to run host graphs."""
+
+    name: str
+
+    def decompositions(self) -> Decompositions:
+        """The decompositions under which the graph is traced for this executor."""
+
+    def compile(self, graph: HostGraph) -> Program:
+        """Compile `graph`; it may be consumed."""
+
+
+_CLASSES = {"aten": "AtenExecutor", "inductor": "InductorExecutor", "xla": "XlaExecutor"}
+
+
+def executor_named(name: str) -> Executor:
+    """The executor called `name`; its dependencies are imported here and no earlier."""
+    module = import_module(f"{__name__}.{name}")
+    make: Callable[[], Executor] = getattr(module, _CLASSES[name])
+    return make()

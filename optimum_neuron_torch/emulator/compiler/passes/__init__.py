@@ -1,0 +1,1 @@
+"""Passes over AOTAutograd's graphs, one per file."""

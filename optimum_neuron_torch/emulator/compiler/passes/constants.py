@@ -1,0 +1,40 @@
+"""Turn tensors that a graph holds as attributes into trailing inputs.
+
+Device literals (`torch.tensor([1, 2], device="neuron")` in a forward) reach the graph as attributes on the device. As inputs they
+are aliased like any other and the stored graph stays free of tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from optimum_neuron_torch.emulator import device
+
+
+def lift_constants(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Return a copy of `gm` with one more placeholder per constant, and the constants on the host."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    constants: list[torch.Tensor] = []
+    last_placeholder = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
+    for node in list(graph.nodes):
+        if node.op != "get_attr":
+            continue
+        value = _attribute(gm, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            continue
+        with graph.inserting_after(last_placeholder) if last_placeholder else graph.inserting_before():
+            last_placeholder = graph.placeholder(f"constant_{len(constants)}")
+        node.replace_all_uses_with(last_placeholder)
+        graph.erase_node(node)
+        constants.append(device.host_alias(value.detach()))
+    return fx.GraphModule(gm, graph), constants
+
+
+def _attribute(gm: fx.GraphModule, target: str) -> object:
+    value: object = gm
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value

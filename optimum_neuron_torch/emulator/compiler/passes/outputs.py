@@ -1,0 +1,51 @@
+"""Make a host graph return what the device graph promised.
+
+Some kernels answer differently on the CPU than on an accelerator (layer norm's statistics in bfloat16, the layout of a log-sum-exp).
+AOTAutograd has planned the backward, and the user's eager strides, from the device's answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimum_neuron_torch.emulator.compiler.graph import _value_of
+
+
+def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
+    """Convert dtypes and dense strides of the outputs of `traced` to those of `like`, in place."""
+    output = traced.graph.output_node()
+    promised = list(like.graph.output_node().args[0])  # type: ignore[arg-type]
+    actual = list(output.args[0])  # type: ignore[arg-type]
+    if len(promised) != len(actual):
+        raise AssertionError(f"the host trace has {len(actual)} outputs, the device graph {len(promised)}")
+    with traced.graph.inserting_before(output):
+        matched = [_match(traced.graph, node, _value_of(want)) for node, want in zip(actual, promised)]
+    if matched != actual:
+        output.args = (tuple(matched),)
+        traced.recompile()
+
+
+def _match(graph: fx.Graph, node: Any, promised: Any) -> Any:
+    if not isinstance(node, fx.Node) or not isinstance(promised, torch.Tensor):
+        return node
+    if node.meta["val"].dtype != promised.dtype:
+        node = _call(graph, torch.ops.aten._to_copy.default, node, dtype=promised.dtype)
+    if node.meta["val"].stride() != promised.stride() and _is_dense(promised):
+        order = sorted(range(promised.dim()), key=lambda axis: -promised.stride(axis))
+        node = _call(graph, torch.ops.aten.permute.default, node, order)
+        node = _call(graph, torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
+        node = _call(graph, torch.ops.aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
+    return node
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    return torch._prims_common.is_non_overlapping_and_dense(value)
+
+
+def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    call = graph.call_function(target, (node, *args), kwargs)
+    call.meta["val"] = target(node.meta["val"], *args, **kwargs)
+    return call

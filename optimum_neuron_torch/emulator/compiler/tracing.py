@@ -1,0 +1,83 @@
+"""Trace a device graph again on the host, under a table of decompositions.
+
+AOTAutograd traces for the device: fake tensors, `device=` arguments and lifted constants all say neuron, and operators
+were chosen for it (the fused attention that accelerators may override). One trace on CPU fake tensors replaces all of
+them at once, decomposes what an executor or the lowering wants decomposed, and opens custom operators whose Python body
+is known, so that neither Inductor nor StableHLO meets an opaque node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
+from optimum_neuron_torch.emulator.compiler.passes.attention import HOST_ATTENTION
+from optimum_neuron_torch.emulator.compiler.passes.constants import lift_constants
+from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
+from optimum_neuron_torch.emulator.compiler.passes.devices import to_host_devices
+from optimum_neuron_torch.emulator.compiler.passes.outputs import match_outputs
+
+HOST = torch.device("cpu")
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+def trace_on_host(
+    gm: fx.GraphModule, inputs: Sequence[Any], decompositions: Decompositions | None = None, *, kind: Kind
+) -> HostGraph:
+    """
+    Trace `gm`, AOTAutograd's graph of `inputs` (fake tensors of any device), as a host graph.
+
+    The result returns the same shapes, dtypes and, where they are dense, strides as `gm`; its placeholders are those of `gm`, then one
+    per constant.
+    """
+    fake_mode = _fake_mode(inputs)
+    lifted, constants = lift_constants(gm)
+    host_inputs = [_on_host(value, fake_mode) for value in (*inputs, *constants)]
+    table = {**HOST_ATTENTION, **(decompositions or {})}
+    # The interpreter, not the module, is traced: it maps devices and opens custom operators on the way.
+    interpreter = _HostInterpreter(lifted)
+    with _neutral_tracing_state(), fake_mode:
+        traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=table)(*host_inputs)
+    match_outputs(traced, like=gm)
+    return HostGraph(module=traced, inputs=host_inputs, constants=constants, kind=kind)
+
+
+class _HostInterpreter(fx.Interpreter):
+    """Runs the nodes of a device graph with every device argument replaced by the host."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = to_host_devices(args), to_host_devices(kwargs)
+        if body := python_body(target):
+            return body(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def _on_host(value: Any, fake_mode: FakeTensorMode) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with fake_mode:
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=HOST)
+
+
+def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
+    if mode := detect_fake_mode(inputs):
+        return mode
+    context = TracingContext.try_get()
+    return context.fake_mode if context and context.fake_mode else FakeTensorMode()
+
+
+@contextlib.contextmanager
+def _neutral_tracing_state() -> Iterator[None]:
+    """AOTAutograd's graph holds autograd's and autocast's work already: neither may act a second time."""
+    with preserve_node_meta(), torch.no_grad(), torch._C._DisableAutocast():
+        yield
