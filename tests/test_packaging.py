@@ -16,7 +16,8 @@ from tests.sources import ROOT, SourceFile, sources
 
 
 DISTRIBUTION = "optimum-neuron-torch"
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "optimum", "optimum_neuron_torch")
+AUTOLOAD = "optimum_neuron_torch_autoload.py"
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "optimum", "optimum_neuron_torch", AUTOLOAD)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_wheel_holds_the_sources_of_the_extension(wheel):
 def test_wheel_claims_no_name_of_others(wheel):
     """No file in another's package, no `__init__.py` in the shared namespace, no top-level `torch_neuronx`."""
     packages = {name.split("/")[0] for name in wheel.namelist() if ".dist-info" not in name}
-    assert packages == {"optimum", "optimum_neuron_torch"}
+    assert packages == {"optimum", "optimum_neuron_torch", AUTOLOAD}
     assert [name for name in wheel.namelist() if name.startswith("optimum/")] == [
         "optimum/commands/register/neuron.py"
     ]
@@ -88,7 +89,7 @@ def test_build_without_compiler_leaves_the_extension_out(checkout):
 @pytest.mark.parametrize(
     ("group", "name", "value"),
     [
-        ("torch.backends", "neuron_emulator", "optimum_neuron_torch.emulator:autoload"),
+        ("torch.backends", "neuron_emulator", "optimum_neuron_torch_autoload:autoload"),
         ("torch_dynamo_backends", "neuron", "optimum_neuron_torch.emulator.compiler:neuron"),
     ],
 )
