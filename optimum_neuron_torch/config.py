@@ -80,7 +80,13 @@ class Buckets:
         if overflow is not None and overflow not in OVERFLOWS:
             raise ValueError(f"overflow={overflow!r}: expected one of {OVERFLOWS} or None")
         self.overflow = overflow
-        given = {"batch": batch, "sequence": sequence, "encoder_sequence": encoder_sequence, "cache": cache, **other_axes}
+        given = {
+            "batch": batch,
+            "sequence": sequence,
+            "encoder_sequence": encoder_sequence,
+            "cache": cache,
+            **other_axes,
+        }
         self.axes: dict[str, tuple[int, ...] | Growth | Literal["auto"]] = {
             name: _checked_sizes(name, sizes) for name, sizes in given.items()
         }
@@ -211,14 +217,24 @@ class NeuronConfig:
         try:
             data = json.loads(path.read_text())
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not valid JSON ({error}); delete it, or save the configuration again") from error
+            raise ValueError(
+                f"{path} is not valid JSON ({error}); delete it, or save the configuration again"
+            ) from error
         if not isinstance(data, dict) or "format" not in data:
             logger.info("%s has no `format` key: it is not a file of optimum_neuron_torch and is ignored", path)
             return None
         if data.pop("format") != FORMAT:
-            raise ValueError(f"{path} has another format than {FORMAT!r}: it was written by another version of this package")
+            raise ValueError(
+                f"{path} has another format than {FORMAT!r}: it was written by another version of this package"
+            )
         try:
-            return cls(**{**data, "buckets": Buckets.from_dict(data.get("buckets") or {}), "strict": tuple(data.get("strict", ()))})
+            return cls(
+                **{
+                    **data,
+                    "buckets": Buckets.from_dict(data.get("buckets") or {}),
+                    "strict": tuple(data.get("strict", ())),
+                }
+            )
         except TypeError as error:
             raise ValueError(f"{path} has keys this version does not know ({error})") from error
 

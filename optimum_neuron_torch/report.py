@@ -133,7 +133,9 @@ def report(obj: Any = None) -> Report:
         return _make_report("all", list(_ledgers), runtime.graph_records())
     ledgers = _ledgers_below(obj)
     if not ledgers:
-        raise ValueError(f"{type(obj).__name__} was not prepared: load it with device_map='neuron' or call prepare() on it")
+        raise ValueError(
+            f"{type(obj).__name__} was not prepared: load it with device_map='neuron' or call prepare() on it"
+        )
     names = {ledger.name for ledger in ledgers}
     records = [record for record in runtime.graph_records() if record.get("model_name") in names]
     return _make_report(ledgers[0].name, ledgers, records)
@@ -163,7 +165,8 @@ _TIMES = {
 def _make_report(name: str, ledgers: list[Ledger], records: list[dict[str, Any]]) -> Report:
     cached = [record for record in records if record.get("cached")]
     uses = sorted(
-        (use for ledger in ledgers for use in list(ledger.buckets.values())), key=lambda use: (use.function, *use.bucket.values())
+        (use for ledger in ledgers for use in list(ledger.buckets.values())),
+        key=lambda use: (use.function, *use.bucket.values()),
     )
     padded = sum(use.padded for use in uses)
     departures: Counter[Departure] = Counter()

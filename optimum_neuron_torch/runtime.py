@@ -137,6 +137,13 @@ def strict_device(*kinds: str) -> Iterator[None]:
         yield
 
 
+def mark_warm() -> None:
+    """Tell the device that warm-up is over: from here on strict "recompile" objects. Without such a switch nothing happens."""
+    function = getattr(_package(".metrics"), "mark_warm", None)
+    if function is not None:
+        function()
+
+
 # ---- compiling ----------------------------------------------------------------------------------------------------------------------------
 
 # Keys of torch.compile(options=...) that only the emulator's backend reads.

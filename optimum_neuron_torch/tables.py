@@ -22,7 +22,9 @@ def render(*renderables, width: int = 110) -> str:
 
 def summary_table(report: "Report") -> Table:
     """One row per figure of the report."""
-    table = Table(title=f"{report.name} on {'the emulated' if report.emulated else 'the'} neuron device", title_justify="left")
+    table = Table(
+        title=f"{report.name} on {'the emulated' if report.emulated else 'the'} neuron device", title_justify="left"
+    )
     table.add_column("what")
     table.add_column("figure")
     unknown = "not counted by this device"

@@ -35,7 +35,11 @@ class Plan:
         for index, size in enumerate(self.sizes):
             axes.axvline(size, color="#c0392b", linewidth=1.2, label="buckets" if index == 0 else None)
             axes.annotate(str(size), (size, axes.get_ylim()[1]), ha="right", va="top", rotation=90, fontsize=8)
-        axes.set(xlabel="sequence length (tokens)", ylabel="inputs", title=f"{len(self.sizes)} buckets, {self.waste:.1%} padding")
+        axes.set(
+            xlabel="sequence length (tokens)",
+            ylabel="inputs",
+            title=f"{len(self.sizes)} buckets, {self.waste:.1%} padding",
+        )
         axes.legend()
         figure.savefig(path, dpi=120)
         return Path(path)

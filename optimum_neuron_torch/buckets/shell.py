@@ -19,7 +19,11 @@ def shell_of(module: torch.nn.Module) -> torch.nn.Module:
 def visible_attributes(module: torch.nn.Module) -> dict:
     """The instance attributes without those the plugin put there."""
     hidden = module.__dict__.get(HOOKS, ())
-    return {name: value for name, value in module.__dict__.items() if name not in hidden and not name.startswith("_neuron_")}
+    return {
+        name: value
+        for name, value in module.__dict__.items()
+        if name not in hidden and not name.startswith("_neuron_")
+    }
 
 
 def refresh(shell: torch.nn.Module, module: torch.nn.Module) -> None:

@@ -38,7 +38,9 @@ def check_supported(model: torch.nn.Module) -> int:
     """The number of cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no rule for it."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise NotBucketableError(f"{name} is an encoder-decoder: generation in buckets covers decoder-only models so far")
+        raise NotBucketableError(
+            f"{name} is an encoder-decoder: generation in buckets covers decoder-only models so far"
+        )
     if "cache" not in inspect.signature(type(model).forward).parameters or not model._supports_default_dynamic_cache():
         raise NotBucketableError(f"{name} keeps a state of its own kind instead of a Cache")
     if model.is_remote_code():
@@ -68,7 +70,9 @@ class BucketedGeneration:
     Raises NotBucketableError (see `check_supported`).
     """
 
-    def __init__(self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
+    ) -> None:
         self.layers = check_supported(model)
         self.model, self.config, self.ledger = model, config, ledger
         self.graphs = graphs or Graphs(ledger, config)
@@ -126,7 +130,9 @@ class BucketedGeneration:
         if is_first:
             cache.state = output[1:]
         length = arguments["input_ids"].shape[1]
-        self.ledger.used(function, inputs.bucket, inputs.batch * length, inputs.bucket["batch"] * inputs.bucket["block"])
+        self.ledger.used(
+            function, inputs.bucket, inputs.batch * length, inputs.bucket["batch"] * inputs.bucket["block"]
+        )
         cache.length, cache.rows_in_batch = cache.length + length, inputs.batch
         return CausalLMOutputWithPast(logits=output[0].to("cpu")[: inputs.batch, : inputs.kept], cache=cache)
 
@@ -183,7 +189,9 @@ class BucketedGeneration:
         """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
         mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else _host(mask_BM).long()
         if mask_BM.dim() != 2 or mask_BM.shape[1] != past + length:
-            raise NotBucketableError(f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule")
+            raise NotBucketableError(
+                f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule"
+            )
         return pad_axis(pad_rows(mask_BM, rows), 1, columns)
 
     def _kept_positions(self, kept: int | torch.Tensor, length: int, block: int) -> torch.Tensor:
@@ -212,8 +220,17 @@ class BucketedGeneration:
         cache = BucketCache(self, rows - 1)
         ids_BQ = torch.zeros(batch, min(sequence, rows - 2), dtype=torch.long)
         mask = torch.ones_like(ids_BQ)
-        positions = torch.arange(ids_BQ.shape[1])[None] if "position_ids" in inspect.signature(type(self.model).forward).parameters else None
-        arguments = {"input_ids": ids_BQ, "attention_mask": mask, "position_ids": positions, "logits_to_keep": 1 if self.takes_keep else None}
+        positions = (
+            torch.arange(ids_BQ.shape[1])[None]
+            if "position_ids" in inspect.signature(type(self.model).forward).parameters
+            else None
+        )
+        arguments = {
+            "input_ids": ids_BQ,
+            "attention_mask": mask,
+            "position_ids": positions,
+            "logits_to_keep": 1 if self.takes_keep else None,
+        }
         self.forward(cache, arguments)
         last = None if positions is None else positions[:, -1:] + 1
         arguments |= {"input_ids": ids_BQ[:, :1], "attention_mask": None, "position_ids": last}

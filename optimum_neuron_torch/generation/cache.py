@@ -76,7 +76,9 @@ class BucketCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: a negative number of them, as in Transformers."""
         if tokens_to_remove > 0 or -tokens_to_remove > self.length:
-            raise ValueError(f"crop({tokens_to_remove}): expected minus the number of tokens to remove, {self.length} are stored")
+            raise ValueError(
+                f"crop({tokens_to_remove}): expected minus the number of tokens to remove, {self.length} are stored"
+            )
         self.length += tokens_to_remove
 
     def reset(self) -> None:

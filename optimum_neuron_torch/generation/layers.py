@@ -34,17 +34,23 @@ class FullLengthLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, block: Block, keys_BKCD: torch.Tensor | None = None, values_BKCD: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, block: Block, keys_BKCD: torch.Tensor | None = None, values_BKCD: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.block = block
         self.keys, self.values = keys_BKCD, values_BKCD
         self.is_initialized = keys_BKCD is not None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = (x.new_zeros((*x.shape[:2], self.block.rows, x.shape[3])) for x in (key_states, value_states))
+        self.keys, self.values = (
+            x.new_zeros((*x.shape[:2], self.block.rows, x.shape[3])) for x in (key_states, value_states)
+        )
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the block (B, K, Q, D); returns what attention sees: the block at first, later the store."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -47,7 +47,13 @@ def step(model: torch.nn.Module, spec: StepSpec, *tensors: torch.Tensor) -> list
     if spec.takes_keep:
         arguments["logits_to_keep"] = keep_N
     output = type(model).forward(
-        model, input_ids=ids_BQ, attention_mask=mask_BM, cache=Cache(layers=layers), use_cache=True, return_dict=True, **arguments
+        model,
+        input_ids=ids_BQ,
+        attention_mask=mask_BM,
+        cache=Cache(layers=layers),
+        use_cache=True,
+        return_dict=True,
+        **arguments,
     )
     logits_BNV = output.logits if spec.takes_keep else output.logits.index_select(1, keep_N)
     if not spec.is_first:

@@ -48,7 +48,9 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
             return stock_generate(*args, **kwargs)
         # The loop grows ids, mask and positions token by token: on the device each length would be a compilation.
         host = _move(bound.arguments, torch.device("cpu"))
-        result = stock_generate(*signature.bind(**_flat(host, signature)).args, **signature.bind(**_flat(host, signature)).kwargs)
+        result = stock_generate(
+            *signature.bind(**_flat(host, signature)).args, **signature.bind(**_flat(host, signature)).kwargs
+        )
         return _move(result, device)
 
     @wraps(stock_prepare_cache)

@@ -1,6 +1,91 @@
-"""Entries for transformers."""
+"""Entries for Transformers: loading onto neuron, attention "nki", and pipelines that would stay on the CPU in silence."""
 
-from .entries import Entry
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from .entries import Entry, Undo, put, replace
 
 
-ENTRIES: tuple[Entry, ...] = ()
+def _load_on_neuron(module: ModuleType) -> Undo:
+    def wrap(original: classmethod) -> classmethod:
+        stock = original.__func__
+
+        @wraps(stock)
+        def from_pretrained(
+            cls: type, pretrained_model_name_or_path: Any, *args: Any, neuron_config: Any = None, **kwargs: Any
+        ) -> Any:
+            from ..api import prepare
+            from ..integrations.loading import choose_config, neuron_device, refuse_config_elsewhere
+
+            device = neuron_device(kwargs.get("device_map"))
+            if device is None:
+                refuse_config_elsewhere(neuron_config, kwargs.get("device_map"))
+                return stock(cls, pretrained_model_name_or_path, *args, **kwargs)
+            config = choose_config(neuron_config, pretrained_model_name_or_path)
+            kwargs["device_map"] = {"": device}
+            kwargs.pop("max_memory", None)  # "auto" has no part to place elsewhere
+            loaded = stock(cls, pretrained_model_name_or_path, *args, **kwargs)
+            model = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info=True gives a pair
+            if config is not None:
+                prepare(model, config)
+            return loaded
+
+        return classmethod(from_pretrained)
+
+    return replace(module.PreTrainedModel, "from_pretrained", wrap)
+
+
+def _register_attention(module: ModuleType) -> Undo:
+    from ..integrations.attention import NAME, nki_attention_forward
+
+    return put(module.AttentionInterface._global_mapping, NAME, nki_attention_forward)
+
+
+def _register_mask(module: ModuleType) -> Undo:
+    from ..integrations.attention import NAME
+    from ..nki.masks import nki_mask
+
+    return put(module.AttentionMaskInterface._global_mapping, NAME, nki_mask)
+
+
+def _place_pipelines(module: ModuleType) -> Undo:
+    def wrap(stock: Any) -> Any:
+        @wraps(stock)
+        def __init__(self: Any, model: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
+            from ..integrations.pipelines import pipeline_device, prepare_pipeline_model
+
+            stock(self, model, *args, device=pipeline_device(model, device), **kwargs)
+            prepare_pipeline_model(self)
+
+        return __init__
+
+    return replace(module.Pipeline, "__init__", wrap)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "transformers: from_pretrained prepares",
+        "transformers.modeling_utils",
+        _load_on_neuron,
+        "a loading hook for out-of-tree devices in from_pretrained; device_map='auto' that sees neuron (accelerate #4278)",
+    ),
+    Entry(
+        "transformers: attention nki",
+        "transformers.modeling_utils",
+        _register_attention,
+        "none needed: AttentionInterface is the public way (its mapping is set directly so that it can be undone)",
+    ),
+    Entry(
+        "transformers: mask nki",
+        "transformers.masking_utils",
+        _register_mask,
+        "none needed: AttentionMaskInterface is the public way (its mapping is set directly so that it can be undone)",
+    ),
+    Entry(
+        "transformers: pipelines end on neuron",
+        "transformers.pipelines.base",
+        _place_pipelines,
+        "a neuron branch, or torch.accelerator, in the device choice of Pipeline.__init__",
+    ),
+)

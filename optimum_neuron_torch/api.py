@@ -1,0 +1,167 @@
+"""prepare(), unprepare(), warmup() and strict(): the verbs of the public API."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from . import runtime
+from .config import DEVICE_STRICT_KINDS, PLUGIN_STRICT_KINDS, Buckets, NeuronConfig
+from .report import pop_strict, push_strict
+
+
+T = TypeVar("T")
+
+
+def prepare(
+    model_or_pipeline: T, config: NeuronConfig | None = None, *, tokenizer: Any = None, verify: bool | None = None
+) -> T:
+    """Make a model or pipeline run in static-shape buckets on the neuron device; returns the same object.
+
+    Args:
+        model_or_pipeline: a Transformers or Diffusers model, a pipeline of either, or a module that contains Transformers models. One
+            that is not on a neuron device is moved to the current one.
+        config: None is the configuration it was loaded with, else `NeuronConfig()`.
+        tokenizer: gives the pad token where the model's configuration has none.
+        verify: True raises ValueError where the self check finds a difference, False skips it; None leaves it to the configuration.
+
+    Preparing again with another configuration replaces the first. Raises NeuronNotAvailableError without a device, TypeError for an object
+    that is none of these, ValueError for bucket axes the model does not have.
+    """
+    from .integrations.modules import attach, detach, prepared_of
+
+    parts = _models_of(model_or_pipeline)
+    if _is_diffusers_pipeline(model_or_pipeline):
+        from .integrations.diffusers import prepare_pipeline
+
+        return prepare_pipeline(model_or_pipeline, _with_verify(config or NeuronConfig(), verify))
+    for model in parts:
+        previous = prepared_of(model)
+        wanted = (
+            config
+            or (previous.config if previous else None)
+            or getattr(model, "_neuron_config", None)
+            or NeuronConfig()
+        )
+        wanted = _with_verify(wanted, verify)
+        if previous is not None and previous.config == wanted:
+            continue
+        detach(model)
+        _move_to_device(model)
+        _adopt_pad_token(model, tokenizer)
+        attach(model, wanted)
+        if verify is True and prepared_of(model).generation is not None:
+            prepared_of(model).generation.get()
+    return model_or_pipeline
+
+
+def unprepare(obj: T) -> T:
+    """Take back what prepare() did to `obj`, except for moving it to the device; returns the same object."""
+    from .integrations.modules import detach
+
+    if _is_diffusers_pipeline(obj):
+        from .integrations.diffusers import unprepare_pipeline
+
+        return unprepare_pipeline(obj)
+    for model in _models_of(obj):
+        detach(model)
+    return obj
+
+
+def warmup(
+    obj: Any, buckets: Buckets | None = None, *, dry_run: bool = False, progress: bool = True
+) -> list[tuple[str, dict[str, int]]]:
+    """Compile the buckets of a prepared model ahead of use.
+
+    Explicit lists are compiled whole. Of automatic axes: batch 1, sequences up to 512. `buckets` names others. With `dry_run` nothing is
+    compiled. Returns (function, bucket) of each; the next call in one of them compiles nothing.
+    """
+    from .integrations.warmup import warm
+
+    return [step for model in _models_of(obj) for step in warm(model, buckets, dry_run=dry_run, progress=progress)]
+
+
+@contextmanager
+def strict(*kinds: str) -> Iterator[None]:
+    """Make errors of what would only be reported, within the block: kinds of the device, and the plugin's own (see NeuronConfig)."""
+    unknown = sorted(set(kinds) - PLUGIN_STRICT_KINDS - DEVICE_STRICT_KINDS)
+    if unknown:
+        raise ValueError(
+            f"unknown strict kinds {unknown}: expected some of {sorted(PLUGIN_STRICT_KINDS | DEVICE_STRICT_KINDS)}"
+        )
+    own = frozenset(kinds) & PLUGIN_STRICT_KINDS if "all" not in kinds else PLUGIN_STRICT_KINDS
+    device = sorted(set(kinds) & DEVICE_STRICT_KINDS)
+    push_strict(own)
+    try:
+        if device:
+            with runtime.strict_device(*device):
+                yield
+        else:
+            yield
+    finally:
+        pop_strict(own)
+
+
+def export_cache(path: str | Path, obj: Any = None, *, isa: str | None = None, threads: int | None = None) -> Path:
+    """Write compiled graphs into one file for other machines. Not implemented yet."""
+    raise NotImplementedError(
+        "export_cache() is not implemented yet: copy the directory OPTIMUM_NEURON_CACHE points to instead"
+    )
+
+
+def import_cache(path: str | Path, *, trust: bool = False) -> int:
+    """Read a file of export_cache(). Not implemented yet."""
+    raise NotImplementedError(
+        "import_cache() is not implemented yet: set OPTIMUM_NEURON_CACHE to a copied cache directory instead"
+    )
+
+
+# ---- helpers ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _is_diffusers_pipeline(obj: Any) -> bool:
+    return any(
+        base.__module__.startswith("diffusers.") and base.__name__ == "DiffusionPipeline" for base in type(obj).__mro__
+    )
+
+
+def _models_of(obj: Any) -> list[torch.nn.Module]:
+    """The models prepare() works on: the object, a pipeline's model, or the Transformers models inside a module."""
+    if _is_diffusers_pipeline(obj):
+        return [part for part in obj.components.values() if isinstance(part, torch.nn.Module)]
+    if not isinstance(obj, torch.nn.Module):
+        obj_model = getattr(obj, "model", None)
+        if isinstance(obj_model, torch.nn.Module):
+            return [obj_model]
+        raise TypeError(
+            f"cannot prepare a {type(obj).__name__}: expected a model, or a pipeline of Transformers or Diffusers"
+        )
+    if hasattr(obj, "_orig_mod"):
+        raise TypeError(
+            "this module was compiled with torch.compile already: prepare the model itself, then compile it"
+        )
+    if hasattr(obj, "config"):
+        return [obj]
+    inner = [module for module in obj.children() if hasattr(module, "config")]
+    inner += [model for module in obj.children() for model in module.children() if hasattr(model, "config")]
+    return inner or [obj]
+
+
+def _with_verify(config: NeuronConfig, verify: bool | None) -> NeuronConfig:
+    if verify is None:
+        return config
+    return NeuronConfig(**{**vars(config), "verify": "raise" if verify else False})
+
+
+def _move_to_device(model: torch.nn.Module) -> None:
+    first = next(model.parameters(), None)
+    if first is None or not runtime.is_neuron(first):
+        model.to(runtime.resolve_device())
+
+
+def _adopt_pad_token(model: torch.nn.Module, tokenizer: Any) -> None:
+    config = getattr(model, "config", None)
+    if tokenizer is not None and config is not None and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = getattr(tokenizer, "pad_token_id", None)

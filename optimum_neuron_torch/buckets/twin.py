@@ -1,0 +1,54 @@
+"""Copies of a model on the host for probing and checking: the whole model where it is small, else a shallow twin."""
+
+import copy
+
+import torch
+
+from .shell import shell_of
+
+
+# A copy up to this size costs less than a second; beyond it a shallow twin with random weights takes its place.
+LARGEST_COPY_BYTES = 256 * 2**20
+
+
+def parameter_bytes(module: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def host_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """The module, without our hooks, in float32 on the host and in eval mode. Device memory is read, not used."""
+    memo = {id(t): t.detach().to("cpu", copy=True) for t in module.buffers()}
+    memo |= {
+        id(p): torch.nn.Parameter(p.detach().to("cpu", copy=True), requires_grad=False) for p in module.parameters()
+    }
+    return copy.deepcopy(shell_of(module), memo).float().eval()
+
+
+def shallow_twin(model: torch.nn.Module) -> torch.nn.Module:
+    """A Transformers model of the same class and configuration, but with one layer of each type (two at least) and random weights.
+
+    Made on the host in float32; the global random state is left as it was.
+    """
+    config = copy.deepcopy(model.config)
+    text_config = config.get_text_config(decoder=True)
+    kinds = getattr(text_config, "layer_types", None)
+    kept = _one_of_each(kinds) if kinds else list(range(min(2, text_config.num_hidden_layers)))
+    if kinds:
+        text_config.layer_types = [kinds[i] for i in kept]
+    text_config.num_hidden_layers = len(kept)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return type(model)._from_config(config, dtype=torch.float32).eval()
+
+
+def _one_of_each(kinds: list[str]) -> list[int]:
+    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    kept = sorted(first.values())
+    return kept if len(kept) > 1 else list(range(min(2, len(kinds))))
+
+
+def twin_of(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy for checks: `host_copy` of a small model, `shallow_twin` of a large one."""
+    if parameter_bytes(model) <= LARGEST_COPY_BYTES or not hasattr(model, "_from_config"):
+        return host_copy(model)
+    return shallow_twin(model)

@@ -1,0 +1,97 @@
+"""Attention "nki" for Transformers: which calls the op takes, where the others go, and who never asks.
+
+Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..nki import ops
+
+
+NAME = "nki"
+
+_recorders: list[Counter] = []
+
+
+@contextmanager
+def recording() -> Iterator[Counter]:
+    """Count, within the block, which path each eager attention call took (compiled graphs were decided when they were traced)."""
+    paths: Counter = Counter()
+    _recorders.append(paths)
+    try:
+        yield paths
+    finally:
+        # By identity: equal counters of nested blocks are not the same.
+        _recorders[:] = [recorder for recorder in _recorders if recorder is not paths]
+
+
+def _record(path: str) -> None:
+    if not torch.compiler.is_compiling():
+        for recorder in _recorders:
+            recorder[path] += 1
+
+
+def nki_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention in the form of Transformers' AttentionInterface: query (B, H, Q, D) in, (B, Q, H, D) out."""
+    reason = refusal(query, attention_mask, dropout, position_bias, s_aux)
+    if reason is not None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        _record(f"sdpa ({reason})")
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
+            position_bias=position_bias, softcap=softcap, **kwargs,
+        )  # fmt: skip
+    _record(NAME)
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and is_causal and query.shape[2] > 1:
+        attention_mask = _causal_mask(query.shape[2], key.shape[2], query.device)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output_BHQD = ops.attention(query, key, value, attention_mask, s_aux, scale, softcap)
+    return output_BHQD.transpose(1, 2).contiguous(), None
+
+
+def refusal(
+    query: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+    position_bias: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> str | None:
+    """Why the op cannot take a call, or None."""
+    if dropout > 0:
+        return "dropout"
+    if position_bias is not None:
+        return "learned position bias"
+    if torch.is_grad_enabled() and (
+        (attention_mask is not None and attention_mask.requires_grad) or (sinks is not None and query.requires_grad)
+    ):
+        return "gradient of a bias or of sinks"
+    return None
+
+
+def _causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()[None, None]
+
+
+def ignores_attention_name(model: torch.nn.Module) -> bool:
+    """Whether the model's code never looks an attention function up by name (Bloom, MPT, Falcon, Mamba...)."""
+    return not getattr(model, "_supports_attention_backend", False)

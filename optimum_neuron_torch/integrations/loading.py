@@ -1,0 +1,68 @@
+"""from_pretrained(..., device_map="neuron", neuron_config=...): where a model goes, and preparing it once it is there."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import runtime
+from ..config import NeuronConfig
+
+
+# Names for "spread it over what there is": on neuron each means the current core alone.
+PLACEMENT_STRATEGIES = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
+
+
+def neuron_device(device_map: Any) -> torch.device | None:
+    """The neuron device that a `device_map` names, or None where it names something else.
+
+    "auto" and the other strategies name the current neuron device where that is the accelerator of this process. Raises
+    NeuronNotAvailableError or ValueError (see `runtime.resolve_device`) for a neuron device that cannot be used.
+    """
+    if isinstance(device_map, dict) and set(device_map) == {""}:
+        device_map = device_map[""]
+    if isinstance(device_map, str) and device_map in PLACEMENT_STRATEGIES:
+        return runtime.resolve_device() if is_current_accelerator() else None
+    if isinstance(device_map, int) and not isinstance(device_map, bool):
+        is_ours = device_map >= 0 and is_current_accelerator()
+        return runtime.resolve_device(f"{runtime.DEVICE_TYPE}:{device_map}") if is_ours else None
+    if isinstance(device_map, torch.device):
+        return runtime.resolve_device(device_map) if device_map.type == runtime.DEVICE_TYPE else None
+    if isinstance(device_map, str) and device_map.split(":")[0] == runtime.DEVICE_TYPE:
+        if not runtime.is_available():
+            runtime.resolve_device()  # raises, with the reason
+        return runtime.resolve_device(device_map)
+    return None
+
+
+def is_current_accelerator() -> bool:
+    """Whether torch takes the neuron device for the accelerator of this process."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == runtime.DEVICE_TYPE and runtime.is_available()
+
+
+def choose_config(neuron_config: NeuronConfig | bool | None, name_or_path: Any) -> NeuronConfig | None:
+    """The configuration to prepare with: the one given, the one saved beside the model, the default; None for `False`."""
+    if neuron_config is False:
+        return None
+    if neuron_config is None or neuron_config is True:
+        saved = NeuronConfig.from_pretrained(name_or_path) if _is_directory(name_or_path) else None
+        return saved or NeuronConfig()
+    if not isinstance(neuron_config, NeuronConfig):
+        raise ValueError(f"neuron_config={neuron_config!r}: expected NeuronConfig(...), False, or None")
+    return neuron_config
+
+
+def refuse_config_elsewhere(neuron_config: Any, device_map: Any) -> None:
+    """A configuration for the neuron device with a device_map that does not lead there is a mistake."""
+    if isinstance(neuron_config, NeuronConfig):
+        raise ValueError(
+            f"neuron_config was given, but device_map={device_map!r} is no neuron device: add device_map='neuron'"
+        )
+
+
+def _is_directory(name_or_path: Any) -> bool:
+    try:
+        return Path(name_or_path).is_dir()
+    except TypeError:
+        return False

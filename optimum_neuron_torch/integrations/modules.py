@@ -1,0 +1,298 @@
+"""Attaching the bucketed forward to one module, and taking it off again.
+
+Only attributes of the one object change: its class, its state_dict and the signature of its forward stay as they are. While it trains, is
+traced by the user's own torch.compile, or lives on another device, the object behaves as if nothing had been attached.
+"""
+
+import contextlib
+import copy
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+
+from .. import runtime
+from ..buckets.graphs import Graphs
+from ..buckets.module import BucketedModule, ExactShapesError
+from ..buckets.shell import HOOKS, shell_of, visible_attributes
+from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
+from ..report import Ledger
+from .attention import ignores_attention_name
+
+
+PREPARED = "_neuron_prepared"
+
+
+@dataclass
+class Prepared:
+    """What prepare() keeps on a module: its configuration, ledger, bucketed forward and (for text decoders) bucketed generation."""
+
+    config: NeuronConfig
+    ledger: Ledger
+    module: BucketedModule
+    generation: "LazyGeneration | None"
+    previous_attention: str | None
+
+
+class LazyGeneration:
+    """Bucketed generation, made and checked when it is first needed; `reason` says why there is none."""
+
+    def __init__(self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs) -> None:
+        self._model, self._config, self._ledger, self._graphs = model, config, ledger, graphs
+        self._bucketed: Any = None
+        self._lock = threading.Lock()
+        self._is_settled = False
+        self.reason: str | None = None
+
+    def get(self) -> Any | None:
+        """The BucketedGeneration, or None where the model takes the stock path (reported). Raises ValueError under verify="raise"."""
+        with self._lock:
+            if not self._is_settled:
+                self._settle()
+                self._is_settled = True
+        if self._bucketed is None:
+            self._ledger.depart("stock_path", "generate()", self.reason)
+        return self._bucketed
+
+    def _settle(self) -> None:
+        from ..generation.bucketed import BucketedGeneration, NotBucketableError
+        from ..generation.check import find_mismatch
+
+        try:
+            bucketed = BucketedGeneration(self._model, self._config, self._ledger, self._graphs)
+        except NotBucketableError as error:
+            self.reason = str(error)
+            return
+        if self._config.verify is not False:
+            self.reason = find_mismatch(self._model, self._ledger)
+            if self.reason is not None and self._config.verify == "raise":
+                raise ValueError(
+                    f"{type(self._model).__name__}: {self.reason}; verify='warn' takes the stock path instead"
+                )
+        if self.reason is None:
+            self._bucketed = bucketed
+
+
+def prepared_of(module: Any) -> Prepared | None:
+    return getattr(module, "__dict__", {}).get(PREPARED)
+
+
+def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
+    """Give `module` its bucketed forward and generation; returns the same object."""
+    _check_axes(module, config.buckets)
+    ledger = Ledger(type(module).__name__, config.strict)
+    graphs = Graphs(ledger, config)
+    previous = _set_attention(module, config, ledger)
+    can_generate = callable(getattr(module, "can_generate", None)) and module.can_generate()
+    prepared = Prepared(
+        config,
+        ledger,
+        BucketedModule(module, config, ledger, graphs),
+        LazyGeneration(module, config, ledger, graphs) if can_generate else None,
+        previous,
+    )
+    hooks: dict[str, Callable] = {
+        "forward": _forward_hook(module, prepared),
+        "__deepcopy__": _deepcopy_hook(module, prepared),
+        "__getstate__": lambda: visible_attributes(module),
+    }
+    if hasattr(module, "save_pretrained"):
+        hooks["save_pretrained"] = _save_hook(module, prepared)
+    if can_generate:
+        from .generation import generation_hooks
+
+        hooks |= generation_hooks(module, lambda: prepared.generation.get() if is_active(module) else None)
+    module.__dict__.update(
+        {
+            HOOKS: tuple(hooks),
+            PREPARED: prepared,
+            "_neuron_ledger": ledger,
+            "_neuron_replaced": _replaced(module, hooks),
+            **hooks,
+        }
+    )
+    prepared.module.shell = shell_of(module)
+    return module
+
+
+def detach(module: torch.nn.Module) -> torch.nn.Module:
+    """Take off what `attach` put on; returns the same object."""
+    prepared = prepared_of(module)
+    if prepared is None:
+        return module
+    for name in module.__dict__[HOOKS]:
+        module.__dict__.pop(name, None)
+    module.__dict__.update(module.__dict__["_neuron_replaced"])
+    for name in (HOOKS, PREPARED, "_neuron_ledger", "_neuron_replaced"):
+        module.__dict__.pop(name)
+    if prepared.previous_attention is not None:
+        module.set_attn_implementation(prepared.previous_attention)
+    return module
+
+
+def is_active(module: torch.nn.Module) -> bool:
+    """Whether calls take the bucketed path: in eval mode, on a neuron device, outside the user's own tracing."""
+    if module.training or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    parameter = next(module.parameters(), None)
+    return parameter is not None and runtime.is_neuron(parameter)
+
+
+def _replaced(module: torch.nn.Module, hooks: dict[str, Callable]) -> dict[str, Any]:
+    return {name: module.__dict__[name] for name in hooks if name in module.__dict__}
+
+
+def _check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
+    if buckets.other_axes:
+        raise ValueError(
+            f"unknown bucket axes {buckets.other_axes} for {type(module).__name__}: its inputs have the axes {list(Buckets.AXES)}"
+        )
+
+
+def _set_attention(module: torch.nn.Module, config: NeuronConfig, ledger: Ledger) -> str | None:
+    """Switch the attention implementation; returns the previous one, or None where nothing was changed."""
+    wanted = config.attn_implementation
+    current = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if wanted is None or current is None or wanted == current or not hasattr(module, "set_attn_implementation"):
+        return None
+    if ignores_attention_name(module):
+        ledger.depart(
+            "attention",
+            type(module).__name__,
+            f"its code does not ask for an attention implementation: {wanted!r} has no effect",
+        )
+        return None
+    module.set_attn_implementation(wanted)
+    return current
+
+
+# ---- the hooks ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
+    stock = module.forward
+    signature = inspect.signature(stock)
+    device_kinds = tuple(kind for kind in prepared.config.strict if kind in DEVICE_STRICT_KINDS)
+
+    @wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not is_active(module):
+            return stock(*args, **kwargs)
+        arguments = _bound(signature, args, kwargs)
+        if arguments is None or _has_fakes(arguments):
+            return stock(*args, **kwargs)
+        with runtime.strict_device(*device_kinds) if device_kinds else contextlib.nullcontext():
+            return _bucketed_forward(module, prepared, stock, arguments)
+
+    return forward
+
+
+def _bound(signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments by name, or None for a call that does not fit the signature (forward itself will say so)."""
+    if "past_key_values" in kwargs:  # the older name of `cache`
+        kwargs = {**{k: v for k, v in kwargs.items() if k != "past_key_values"}, "cache": kwargs["past_key_values"]}
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    flat = dict(bound)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL and flat.get(name):
+            return None
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            flat.update(flat.pop(name, {}))
+    return flat
+
+
+def _has_fakes(arguments: dict[str, Any]) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(value, FakeTensor) for value in arguments.values())
+
+
+def _bucketed_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
+    cache = arguments.get("cache")
+    if prepared.generation is not None and (cache is not None or _wants_cache(module, arguments)):
+        answer = _cached_forward(module, prepared, arguments, cache)
+        if answer is not None:
+            return answer
+        if cache is not None:
+            return stock(**arguments)
+    try:
+        return prepared.module.forward(arguments)
+    except ExactShapesError as error:
+        prepared.ledger.depart("exact_shapes", "forward()", str(error))
+    return _exact_forward(prepared, stock, arguments)
+
+
+def _exact_forward(prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
+    """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
+    needs_graph = torch.is_grad_enabled() or "labels" in arguments or prepared.config.compile is False
+    if not needs_graph:
+        try:
+            return prepared.module.exact(arguments)
+        except ExactShapesError as error:
+            prepared.ledger.depart("stock_path", "forward()", str(error))
+        except torch._dynamo.exc.Unsupported as error:
+            prepared.ledger.depart(
+                "stock_path", "forward()", f"it does not compile as one graph ({str(error).splitlines()[0]})"
+            )
+    return stock(**arguments)
+
+
+def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:
+    """Whether a direct call of a text decoder would return a cache, at a place where buckets can serve it."""
+    use_cache = arguments.get("use_cache")
+    use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
+    return bool(use_cache) and "input_ids" in arguments and "labels" not in arguments and not torch.is_grad_enabled()
+
+
+def _cached_forward(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any], cache: Any) -> Any | None:
+    """A call with a cache of ours, or one that starts one; None for what the stock path has to serve."""
+    from ..generation.bucketed import NotBucketableError
+    from ..generation.cache import BucketCache
+
+    if cache is not None and not isinstance(cache, BucketCache):
+        prepared.ledger.depart("stock_path", "forward()", f"the caller brought a {type(cache).__name__}")
+        return None
+    bucketed = cache.owner if cache is not None else prepared.generation.get()
+    if bucketed is None:
+        return None
+    ids = arguments.get("input_ids")
+    try:
+        output = bucketed.forward(cache if cache is not None else BucketCache(bucketed, ids.shape[1]), arguments)
+    except NotBucketableError as error:
+        if cache is not None:
+            raise
+        prepared.ledger.depart("stock_path", "forward()", str(error))
+        return None
+    if ids.device.type != "cpu":
+        output.logits = output.logits.contiguous().to(ids.device)
+    return output if arguments.get("return_dict") is not False else output.to_tuple()
+
+
+def _deepcopy_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
+    def deepcopy(memo: dict) -> torch.nn.Module:
+        twin = copy.deepcopy(shell_of(module), memo)
+        memo[id(module)] = twin
+        attached = attach(twin, prepared.config)
+        prepared_of(attached).previous_attention = prepared.previous_attention
+        return attached
+
+    return deepcopy
+
+
+def _save_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
+    stock = module.save_pretrained
+
+    @wraps(stock)
+    def save_pretrained(save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        result = stock(save_directory, *args, **kwargs)
+        prepared.config.save_pretrained(save_directory)
+        return result
+
+    return save_pretrained

@@ -1,0 +1,115 @@
+"""Compiling the buckets of a prepared model ahead of use, with a progress bar."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import runtime
+from ..buckets.sizes import AxisSizes, axis_sizes
+from ..config import Buckets, Growth
+from .modules import prepared_of
+
+
+# Of an automatic axis, sequences up to this length are warmed.
+AUTOMATIC_SEQUENCE = 512
+
+Step = tuple[str, dict[str, int]]
+
+
+def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, progress: bool) -> list[Step]:
+    """See `optimum_neuron_torch.warmup`. Raises ValueError for a model that was not prepared."""
+    prepared = prepared_of(model)
+    if prepared is None:
+        raise ValueError(
+            f"{type(model).__name__} was not prepared: load it with device_map='neuron' or call prepare() on it"
+        )
+    generation = prepared.generation.get() if prepared.generation is not None else None
+    steps = list(
+        _generation_steps(generation, buckets) if generation is not None else _forward_steps(prepared.module, buckets)
+    )
+    if dry_run:
+        return steps
+    with torch.no_grad(), _bar(f"compiling {prepared.ledger.name}", len(steps), progress) as advance:
+        for function, bucket in steps:
+            advance(f"{function} " + ", ".join(f"{axis} {size}" for axis, size in bucket.items()), 0)
+            if generation is not None:
+                generation.warm(bucket["batch"], bucket["sequence"], bucket["cache"])
+            else:
+                _warm_forward(model, prepared.module, bucket)
+            advance(None, 1)
+    runtime.mark_warm()
+    return steps
+
+
+def _generation_steps(generation: Any, buckets: Buckets | None) -> Iterator[Step]:
+    """Prefill and decode for every batch, sequence and cache bucket that fit together."""
+    axes = _axes(generation.axes(), buckets)
+    for batch in _listed(axes["batch"], 1):
+        for sequence in _listed(axes["sequence"], AUTOMATIC_SEQUENCE):
+            caches = [axes["cache"].fit(sequence)] if axes["cache"].is_automatic else _listed(axes["cache"], None)
+            for cache in caches:
+                if sequence <= cache:
+                    yield "generate", {"batch": batch, "sequence": sequence, "cache": cache}
+
+
+def _forward_steps(module: Any, buckets: Buckets | None) -> Iterator[Step]:
+    axes = _axes(module.axis_sizes, buckets)
+    for batch in _listed(axes["batch"], 1):
+        if "sequence" not in module.AXES or module.main_input not in ("input_ids", "inputs_embeds"):
+            continue
+        for sequence in _listed(axes["sequence"], AUTOMATIC_SEQUENCE):
+            yield module.function, {"batch": batch, "sequence": sequence}
+
+
+def _axes(own: dict[str, AxisSizes], buckets: Buckets | None) -> dict[str, AxisSizes]:
+    if buckets is None:
+        return own
+    return {
+        name: axis_sizes(buckets, name, sizes.largest if sizes.is_automatic else None) for name, sizes in own.items()
+    }
+
+
+def _listed(sizes: AxisSizes, automatic_limit: int | None) -> list[int]:
+    """The sizes of a list, or those of a growth rule up to its own end and the limit."""
+    if isinstance(sizes.sizes, tuple):
+        return list(sizes.sizes)
+    rule: Growth = sizes.sizes
+    limit = min(size for size in (rule.high, automatic_limit) if size is not None)
+    listed, size = [], rule.fit(1)
+    while size is not None and size <= limit:
+        listed.append(size)
+        size = rule.fit(size + 1)
+    return listed
+
+
+def _warm_forward(model: torch.nn.Module, module: Any, bucket: dict[str, int]) -> None:
+    ids = torch.full((bucket["batch"], bucket["sequence"]), module.pad_token, dtype=torch.long)
+    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "token_type_ids" in module.parameters:  # tokenizers of models that know them always give them
+        model(**arguments, token_type_ids=torch.zeros_like(ids))
+    else:
+        model(**arguments)
+
+
+@contextmanager
+def _bar(title: str, total: int, visible: bool) -> Iterator[Any]:
+    """A progress bar on stderr; yields advance(what or None, steps)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bar:
+        task = bar.add_task(title, total=total, what="")
+
+        def advance(what: str | None, steps: int) -> None:
+            bar.update(task, advance=steps, **({} if what is None else {"what": what}))
+
+        yield advance
