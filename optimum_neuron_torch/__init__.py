@@ -1,13 +1,15 @@
 """The public API, and nothing else: each name is imported from its room when it is first used.
 
-Importing this package registers hooks that prepare Transformers, Diffusers and Accelerate for the neuron device as soon as they
-are imported (or at once, where they already are); it imports none of them itself. `unwire()` takes the hooks back.
+Importing this package registers hooks that prepare Transformers, Diffusers and Accelerate for the neuron device as
+soon as they are imported (or at once, where they already are); it imports none of them itself. `unwire()` takes the
+hooks back.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-# At once, not lazily: the submodule of the same name would otherwise take the function's place when it is first imported.
+# At once, not lazily: the submodule of the same name would otherwise take the function's place when it is first
+# imported.
 from .report import Report, report
 from .wiring import unwire, wire
 

@@ -21,14 +21,15 @@ def prepare(
     """Make a model or pipeline run in static-shape buckets on the neuron device; returns the same object.
 
     Args:
-        model_or_pipeline: a Transformers or Diffusers model, a pipeline of either, or a module that contains Transformers models. One
-            that is not on a neuron device is moved to the current one.
+        model_or_pipeline: a Transformers or Diffusers model, a pipeline of either, or a module that contains
+            Transformers models. One that is not on a neuron device is moved to the current one.
         config: None is the configuration it was loaded with, else `NeuronConfig()`.
         tokenizer: gives the pad token where the model's configuration has none.
-        verify: True raises ValueError where the self check finds a difference, False skips it; None leaves it to the configuration.
+        verify: True raises ValueError where the self check finds a difference, False skips it; None leaves it to the
+            configuration.
 
-    Preparing again with another configuration replaces the first. Raises NeuronNotAvailableError without a device, TypeError for an object
-    that is none of these, ValueError for bucket axes the model does not have.
+    Preparing again with another configuration replaces the first. Raises NeuronNotAvailableError without a device,
+    TypeError for an object that is none of these, ValueError for bucket axes the model does not have.
     """
     from .integrations.modules import attach, detach, prepared_of
 
@@ -75,8 +76,8 @@ def warmup(
 ) -> list[tuple[str, dict[str, int]]]:
     """Compile the buckets of a prepared model ahead of use.
 
-    Explicit lists are compiled whole. Of automatic axes: batch 1, sequences up to 512. `buckets` names others. With `dry_run` nothing is
-    compiled. Returns (function, bucket) of each; the next call in one of them compiles nothing.
+    Explicit lists are compiled whole. Of automatic axes: batch 1, sequences up to 512. `buckets` names others. With
+    `dry_run` nothing is compiled. Returns (function, bucket) of each; the next call in one of them compiles nothing.
     """
     from .integrations.warmup import warm
 
@@ -85,7 +86,9 @@ def warmup(
 
 @contextmanager
 def strict(*kinds: str) -> Iterator[None]:
-    """Make errors of what would only be reported, within the block: kinds of the device, and the plugin's own (see NeuronConfig)."""
+    """Make errors of what would only be reported, within the block: kinds of the device, and the plugin's own (see
+    NeuronConfig).
+    """
     unknown = sorted(set(kinds) - PLUGIN_STRICT_KINDS - DEVICE_STRICT_KINDS)
     if unknown:
         raise ValueError(
@@ -118,7 +121,7 @@ def import_cache(path: str | Path, *, trust: bool = False) -> int:
     )
 
 
-# ---- helpers ------------------------------------------------------------------------------------------------------------------------------
+# ---- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _is_diffusers_pipeline(obj: Any) -> bool:

@@ -1,4 +1,6 @@
-"""NeuronConfig and Buckets: every knob of the plugin, validated when it is set, saved beside the model as `neuron_config.json`."""
+"""NeuronConfig and Buckets: every knob of the plugin, validated when it is set, saved beside the model as
+`neuron_config.json`.
+"""
 
 import json
 import logging
@@ -29,7 +31,9 @@ class BucketOverflowError(ValueError):
 
 @dataclass(frozen=True)
 class Growth:
-    """Sizes low, low*factor, low*factor**2, ... up to `high` (None: without limit); a size exists once an input needs it."""
+    """Sizes low, low*factor, low*factor**2, ... up to `high` (None: without limit); a size exists once an input needs
+    it.
+    """
 
     low: int
     high: int | None
@@ -56,10 +60,10 @@ class Buckets:
     """The sizes each named axis is padded to.
 
     Args:
-        batch, sequence, encoder_sequence, cache: a list of sizes, a `Growth`, or "auto" (a growth rule from a small floor to the
-            model's limit; batch has none).
-        overflow: what an input above the largest size gets: "error", "grow" (a new bucket by doubling) or "split" (batch only). None
-            means "error" for lists and "grow" for growth rules and "auto".
+        batch, sequence, encoder_sequence, cache: a list of sizes, a `Growth`, or "auto" (a growth rule from a small
+            floor to the model's limit; batch has none).
+        overflow: what an input above the largest size gets: "error", "grow" (a new bucket by doubling) or "split"
+            (batch only). None means "error" for lists and "grow" for growth rules and "auto".
         other_axes: sizes of further axes of the model's inputs, by name.
 
     Raises ValueError for sizes that are no ascending positive integers or an unknown policy.

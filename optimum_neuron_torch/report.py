@@ -1,4 +1,6 @@
-"""What was compiled, run eagerly, padded and refused: the ledger each prepared object keeps, and the report made from it."""
+"""What was compiled, run eagerly, padded and refused: the ledger each prepared object keeps, and the report made from
+it.
+"""
 
 import logging
 import threading
@@ -19,7 +21,9 @@ _names_lock = threading.Lock()
 
 
 class StrictError(RuntimeError):
-    """Something happened that the `strict` kinds of the configuration, or of the enclosing `strict()` block, do not allow."""
+    """Something happened that the `strict` kinds of the configuration, or of the enclosing `strict()` block, do not
+    allow.
+    """
 
 
 _strict_kinds: list[frozenset[str]] = []
@@ -38,7 +42,9 @@ class BucketUse:
 
 @dataclass(frozen=True)
 class Departure:
-    """A call, or a whole object, that left the bucketed path: `kind` is a strict kind, `where` names it, `reason` says why."""
+    """A call, or a whole object, that left the bucketed path: `kind` is a strict kind, `where` names it, `reason` says
+    why.
+    """
 
     kind: str
     where: str
@@ -91,8 +97,8 @@ def pop_strict(kinds: frozenset[str]) -> None:
 class Report:
     """A snapshot. Counts are of this process; times are in seconds, memory in bytes.
 
-    `graphs` were compiled here, `cached` came from the persistent cache. `eager_signatures` and `copies` are the device's counters
-    (None where it keeps none). `padded_share` is the share of the positions run that were padding.
+    `graphs` were compiled here, `cached` came from the persistent cache. `eager_signatures` and `copies` are the
+    device's counters (None where it keeps none). `padded_share` is the share of the positions run that were padding.
     """
 
     name: str

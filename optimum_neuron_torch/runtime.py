@@ -1,7 +1,7 @@
 """The only place that calls `torch.neuron` and `torch_neuronx` beyond what torch and Transformers call themselves.
 
-Much of what is known of TorchNeuron's API comes from a beta, so every entry is looked up when it is used, and each docstring says what
-happens where it is missing.
+Much of what is known of TorchNeuron's API comes from a beta, so every entry is looked up when it is used, and each
+docstring says what happens where it is missing.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class NeuronNotAvailableError(RuntimeError):
     """No neuron device can be used in this process; the message says why and what to do."""
 
 
-# ---- the device ---------------------------------------------------------------------------------------------------------------------------
+# ---- the device -----------------------------------------------------------------------------------------------------
 
 
 def _device_module() -> Any | None:
@@ -103,7 +103,7 @@ def is_neuron(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 
 
-# ---- what was compiled and run ------------------------------------------------------------------------------------------------------------
+# ---- what was compiled and run --------------------------------------------------------------------------------------
 
 
 def counter(name: str) -> int | None:
@@ -116,7 +116,9 @@ def counter(name: str) -> int | None:
 
 
 def graph_records() -> list[dict[str, Any]]:
-    """One record per compiled graph, as `get_dynamo_metrics()` of the Neuron backend gives them; empty where it is missing."""
+    """One record per compiled graph, as `get_dynamo_metrics()` of the Neuron backend gives them; empty where it is
+    missing.
+    """
     function = getattr(_package(".neuron_dynamo_backend"), "get_dynamo_metrics", None)
     return list(function()) if function is not None else []
 
@@ -129,7 +131,9 @@ def fallback_ops() -> list[str]:
 
 @contextlib.contextmanager
 def strict_device(*kinds: str) -> Iterator[None]:
-    """Turn the emulator's strict kinds on within the block. The native device has none: there it raises NotImplementedError."""
+    """Turn the emulator's strict kinds on within the block. The native device has none: there it raises
+    NotImplementedError.
+    """
     manager = getattr(_package(), "strict", None)
     if manager is None:
         raise NotImplementedError(f"strict kinds {sorted(kinds)} exist on the emulated neuron device only")
@@ -138,20 +142,24 @@ def strict_device(*kinds: str) -> Iterator[None]:
 
 
 def mark_warm() -> None:
-    """Tell the device that warm-up is over: from here on strict "recompile" objects. Without such a switch nothing happens."""
+    """Tell the device that warm-up is over: from here on strict "recompile" objects. Without such a switch nothing
+    happens.
+    """
     function = getattr(_package(".metrics"), "mark_warm", None)
     if function is not None:
         function()
 
 
-# ---- compiling ----------------------------------------------------------------------------------------------------------------------------
+# ---- compiling ------------------------------------------------------------------------------------------------------
 
 # Keys of torch.compile(options=...) that only the emulator's backend reads.
 EMULATOR_OPTIONS = frozenset({"executor", "lowering"})
 
 
 def compile_options(model_name: str, options: dict[str, Any] | None) -> dict[str, Any]:
-    """`options` for torch.compile(backend="neuron"): the user's and the model's name, without what a native backend does not know."""
+    """`options` for torch.compile(backend="neuron"): the user's and the model's name, without what a native backend
+    does not know.
+    """
     chosen = {"model_name": model_name, **(options or {})}
     if not is_emulated():
         chosen = {key: value for key, value in chosen.items() if key not in EMULATOR_OPTIONS}
@@ -159,5 +167,7 @@ def compile_options(model_name: str, options: dict[str, Any] | None) -> dict[str
 
 
 def cache_dir() -> Path:
-    """Where compiled graphs and the plugin's manifests are kept: OPTIMUM_NEURON_CACHE or ~/.cache/optimum_neuron_torch."""
+    """Where compiled graphs and the plugin's manifests are kept: OPTIMUM_NEURON_CACHE or
+    ~/.cache/optimum_neuron_torch.
+    """
     return Path(os.environ.get("OPTIMUM_NEURON_CACHE") or Path.home() / ".cache" / "optimum_neuron_torch").expanduser()

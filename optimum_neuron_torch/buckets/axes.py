@@ -1,7 +1,9 @@
-"""Finding out how the sizes of a module's outputs follow from the sizes of its inputs' axes, without knowing the model.
+"""Finding out how the sizes of a module's outputs follow from the sizes of its inputs' axes, without knowing the
+model.
 
-The module is run (on fake tensors, or small on the host) at two sizes per axis, one axis at a time; a further run with all sizes changed
-verifies what was found. An output axis is fixed, an affine function of one input axis, or the product of two.
+The module is run (on fake tensors, or small on the host) at two sizes per axis, one axis at a time; a further run with
+all sizes changed verifies what was found. An output axis is fixed, an affine function of one input axis, or the
+product of two.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from math import prod
 
 
 Shapes = list[tuple[int, ...]]
-# Small, and different from each other and from usual model sizes, so that a coincidence is unlikely; sizes of the verifying run come last.
+# Small, and different from each other and from usual model sizes, so that a coincidence is unlikely; sizes of the
+# verifying run come last.
 PROBES = {"batch": (2, 3, 5), "sequence": (14, 22, 29)}
 
 
@@ -20,7 +23,9 @@ class UnknownAxesError(ValueError):
 
 @dataclass(frozen=True)
 class DimRule:
-    """One dimension of an output: `offset` + `scale` * (product of the sizes of `axes`, in that order); no axes: fixed at `offset`."""
+    """One dimension of an output: `offset` + `scale` * (product of the sizes of `axes`, in that order); no axes: fixed
+    at `offset`.
+    """
 
     axes: tuple[str, ...] = ()
     scale: int = 1
@@ -59,7 +64,9 @@ def find_rules(run: Callable[[dict[str, int]], Shapes], axes: tuple[str, ...]) -
 
 
 def _rule(size: int, moved: dict[str, int], first: dict[str, int]) -> DimRule:
-    """The rule of a dimension that had `size` at the `first` sizes and `moved[axis]` when that axis alone had its second size."""
+    """The rule of a dimension that had `size` at the `first` sizes and `moved[axis]` when that axis alone had its
+    second size.
+    """
     depends = [axis for axis, other in moved.items() if other != size]
     if not depends:
         return DimRule(offset=size)

@@ -15,14 +15,16 @@ from ..report import Ledger
 
 logger = logging.getLogger(__name__)
 
-# Recompilations allowed inside one bucket (a resized embedding, another adapter); each shows up in report() as a graph of its own.
+# Recompilations allowed inside one bucket (a resized embedding, another adapter); each shows up in report() as a graph
+# of its own.
 RECOMPILE_LIMIT = 8
 
 
 class Graphs:
     """Compiles module-level functions at static shapes and runs them, one at a time.
 
-    A logical core runs one graph at a time, and Dynamo's caches are no place for races, so calls are serialised by a lock.
+    A logical core runs one graph at a time, and Dynamo's caches are no place for races, so calls are serialised by a
+    lock.
     """
 
     def __init__(self, ledger: Ledger, config: NeuronConfig) -> None:
@@ -43,7 +45,9 @@ class Graphs:
         return (function, key) in self._compiled
 
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
-        """Run `step(*args)` compiled for (function, key); `step` must be importable from its module, for stored artifacts."""
+        """Run `step(*args)` compiled for (function, key); `step` must be importable from its module, for stored
+        artifacts.
+        """
         with self._lock:
             compiled = self._compiled.get((function, key))
             if compiled is None:

@@ -1,4 +1,5 @@
-"""The bucketed forward of any module: pad on the host, run one compiled function per bucket, cut the outputs to the true sizes.
+"""The bucketed forward of any module: pad on the host, run one compiled function per bucket, cut the outputs to the
+true sizes.
 
 Shape legend: B batch, S sequence.
 """
@@ -19,7 +20,7 @@ from ..report import Ledger
 from .axes import PROBES, DimRule, OutputRules, UnknownAxesError, find_rules
 from .graphs import Graphs
 from .pad import pad_axis, pad_rows, repeat_last
-from .shell import refresh, shell_of
+from .shell import borrowed, shell_of
 from .sizes import axis_sizes
 from .twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
 
@@ -48,7 +49,9 @@ class ForwardSpec:
 
 
 def run_forward(model: torch.nn.Module, spec: ForwardSpec, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The compiled function: `tensors` are the arguments `spec.names`; returns the tensors among the outputs, in order."""
+    """The compiled function: `tensors` are the arguments `spec.names`; returns the tensors among the outputs, in
+    order.
+    """
     output = type(model).forward(model, **dict(zip(spec.names, tensors)), **dict(spec.constants))
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
@@ -78,7 +81,9 @@ _TENSOR = _Tensor()
 
 @dataclass
 class Call:
-    """One call taken apart: host tensors by argument name, the axes of their dimensions, true sizes and the other arguments."""
+    """One call taken apart: host tensors by argument name, the axes of their dimensions, true sizes and the other
+    arguments.
+    """
 
     tensors: dict[str, torch.Tensor]
     dims: dict[str, tuple[str | None, ...]]
@@ -102,8 +107,8 @@ class Call:
 class BucketedModule:
     """Bucketed calls of one module's forward, in eval mode.
 
-    `forward(arguments)` serves what has a bucket rule and raises ExactShapesError, with the reason, for what has none; `exact(arguments)`
-    runs a call at its own shapes, compiled.
+    `forward(arguments)` serves what has a bucket rule and raises ExactShapesError, with the reason, for what has none;
+    `exact(arguments)` runs a call at its own shapes, compiled.
     """
 
     AXES = ("batch", "sequence")
@@ -126,10 +131,12 @@ class BucketedModule:
         self.function = "encode" if "attention_mask" in self.parameters else "forward"
         self._layouts: dict[tuple, Layout | str] = {}
 
-    # ---- calls ----------------------------------------------------------------------------------------------------------------------------
+    # ---- calls ------------------------------------------------------------------------------------------------------
 
     def forward(self, arguments: dict[str, Any]) -> Any:
-        """Run a call in buckets. Raises ExactShapesError for a call without a rule, BucketOverflowError above the largest bucket."""
+        """Run a call in buckets. Raises ExactShapesError for a call without a rule, BucketOverflowError above the
+        largest bucket.
+        """
         call = self._take_apart(arguments)
         largest = self.axis_sizes["batch"].largest
         if self.axis_sizes["batch"].overflow == "split" and largest is not None and call.sizes["batch"] > largest:
@@ -150,7 +157,9 @@ class BucketedModule:
         return layout.rebuild(outputs)
 
     def _split(self, call: Call, largest: int) -> Any:
-        """Batches above the largest bucket run in parts; outputs whose first dimension is not the batch cannot be put together."""
+        """Batches above the largest bucket run in parts; outputs whose first dimension is not the batch cannot be put
+        together.
+        """
         layout = self._layout(call)
         if any(rules[:1] != (DimRule(("batch",)),) for rules in layout.rules):
             raise ExactShapesError("overflow='split' needs outputs whose first dimension is the batch")
@@ -184,18 +193,16 @@ class BucketedModule:
     def _compiled(
         self, function: str, bucket: dict[str, Any], call: Call, tensors: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        refresh(self.shell, self.module)
         device = self.module.device
-        key = (
-            *bucket.items(),
-            call.form if call.dims else call.spec,
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled(device.type),
-        )
+        form = call.form if call.dims else call.spec
+        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled(device.type), self.module.dtype)
         arguments = [tensor.to(device) for tensor in tensors.values()]
-        return self.graphs.call(function, (key, self.module.dtype), run_forward, self.shell, call.spec, *arguments)
+        with borrowed(self.shell, self.module) as shell:
+            return self.graphs.call(
+                function, (*bucket.items(), form, *modes), run_forward, shell, call.spec, *arguments
+            )
 
-    # ---- inputs ---------------------------------------------------------------------------------------------------------------------------
+    # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def _take_apart(self, arguments: dict[str, Any]) -> Call:
         tensors, constants = _split_arguments(arguments)
@@ -239,12 +246,14 @@ class BucketedModule:
                 tensor = padding(tensor, position, bucket[axis])
         return tensor
 
-    # ---- outputs --------------------------------------------------------------------------------------------------------------------------
+    # ---- outputs ----------------------------------------------------------------------------------------------------
 
     def _cut(
         self, output: torch.Tensor, rules: tuple[DimRule, ...], bucket: dict[str, int], sizes: dict[str, int]
     ) -> torch.Tensor:
-        """`output` at its true size. Cuts behind the first dimension go by way of the host: on the device they would be a new shape."""
+        """`output` at its true size. Cuts behind the first dimension go by way of the host: on the device they would
+        be a new shape.
+        """
         wanted = [rule.size(sizes) for rule in rules]
         if list(output.shape) == wanted:
             return output
@@ -255,7 +264,9 @@ class BucketedModule:
         return _narrow(output.to("cpu"), rules, bucket, sizes).contiguous().to(output.device)
 
     def _layout(self, call: Call) -> Layout:
-        """The output rules for calls of this form; found and checked once. Raises ExactShapesError where there are none."""
+        """The output rules for calls of this form; found and checked once. Raises ExactShapesError where there are
+        none.
+        """
         layout = self._layouts.get(call.form)
         if layout is None:
             layout = self._layouts[call.form] = self._find_layout(call)
@@ -267,7 +278,8 @@ class BucketedModule:
         layout = self._learn_structure(call)
         axes = tuple(call.sizes)
         try:
-            rules = find_rules(lambda sizes: _fake_shapes(self.shell, call.spec, _probe(call, sizes)), axes)
+            with borrowed(self.shell, self.module) as shell:
+                rules = find_rules(lambda sizes: _fake_shapes(shell, call.spec, _probe(call, sizes)), axes)
         except UnknownAxesError as error:
             return str(error)
         except Exception as fake_error:  # models that read values while they run cannot be traced on fake tensors
@@ -287,7 +299,8 @@ class BucketedModule:
         """Run once at small size on the host, or on fake tensors, to see how the outputs are nested."""
         small = _probe(call, {axis: PROBES[axis][0] for axis in call.sizes})
         try:
-            output = _fake_run(self.shell, call.spec, small)
+            with borrowed(self.shell, self.module) as shell:
+                output = _fake_run(shell, call.spec, small)
         except Exception:
             output = _run_on(host_copy(self.module), call.spec, small)
         leaves, structure = pytree.tree_flatten(output)

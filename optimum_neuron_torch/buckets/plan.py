@@ -13,8 +13,8 @@ from ..config import Buckets
 class Plan:
     """Buckets for one axis and what they cost.
 
-    `waste` is the share of positions that would be padding on the observed sizes; `peers` holds the waste of one maximum and of
-    powers of two, for comparison. Both are empty without observations.
+    `waste` is the share of positions that would be padding on the observed sizes; `peers` holds the waste of one
+    maximum and of powers of two, for comparison. Both are empty without observations.
     """
 
     buckets: Buckets
@@ -58,8 +58,8 @@ def plan(
         graphs: the most buckets to use.
         limits: (smallest, largest) length to serve; with observations, the largest bucket reaches at least the second.
 
-    With observations the set is the one of least padded work among all sets of at most `graphs` sizes (dynamic programming, exact);
-    without, powers of two between the limits. Raises ValueError for empty or non-positive sizes.
+    With observations the set is the one of least padded work among all sets of at most `graphs` sizes (dynamic
+    programming, exact); without, powers of two between the limits. Raises ValueError for empty or non-positive sizes.
     """
     if graphs < 1:
         raise ValueError(f"graphs={graphs}: at least one bucket is needed")

@@ -25,7 +25,8 @@ def host_copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def shallow_twin(model: torch.nn.Module) -> torch.nn.Module:
-    """A Transformers model of the same class and configuration, but with one layer of each type (two at least) and random weights.
+    """A Transformers model of the same class and configuration, but with one layer of each type (two at least) and
+    random weights.
 
     Made on the host in float32; the global random state is left as it was.
     """

@@ -1,8 +1,10 @@
 """Below the generate() loop: every call is padded to a (batch, block, cache) bucket and runs one compiled step.
 
-The loop above works on host tensors of exact shape; only tensors of bucket shape cross to the device, so no length ever reaches it.
+The loop above works on host tensors of exact shape; only tensors of bucket shape cross to the device, so no length
+ever reaches it.
 
-Shape legend: B batch, Q block length, N kept positions, V vocabulary, M columns of the mask; a trailing b means padded to the bucket.
+Shape legend: B batch, Q block length, N kept positions, V vocabulary, M columns of the mask; a trailing b means padded
+to the bucket.
 """
 
 import inspect
@@ -15,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..buckets.graphs import Graphs
 from ..buckets.pad import pad_axis, pad_rows, repeat_last
-from ..buckets.shell import refresh, shell_of
+from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import NeuronConfig
 from ..report import Ledger
@@ -35,7 +37,9 @@ class NotBucketableError(NotImplementedError):
 
 
 def check_supported(model: torch.nn.Module) -> int:
-    """The number of cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no rule for it."""
+    """The number of cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no
+    rule for it.
+    """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise NotBucketableError(
@@ -84,7 +88,7 @@ class BucketedGeneration:
         self.caches = axis_sizes(config.buckets, "cache", limit)
         self.takes_keep = "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
-    # ---- choosing buckets -----------------------------------------------------------------------------------------------------------------
+    # ---- choosing buckets -------------------------------------------------------------------------------------------
 
     def block_bucket(self, length: int, is_first: bool) -> int:
         """The block size that serves `length` tokens."""
@@ -109,10 +113,11 @@ class BucketedGeneration:
             self.ledger.used("grow", bucket, 1, 1)
         cache.rows = rows
 
-    # ---- running --------------------------------------------------------------------------------------------------------------------------
+    # ---- running ----------------------------------------------------------------------------------------------------
 
     def forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
-        """One call of the model under the loop: `arguments` at true shapes in, logits (B, N, V) on the host at true shapes out.
+        """One call of the model under the loop: `arguments` at true shapes in, logits (B, N, V) on the host at true
+        shapes out.
 
         Raises NotBucketableError for an argument without a bucket rule.
         """
@@ -122,11 +127,11 @@ class BucketedGeneration:
     def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
         is_first = cache.state is None
         inputs = self._pad(cache, arguments)
-        refresh(self.shell, self.model)
         spec = StepSpec(cache.rows, is_first, self.layers, inputs.extras, inputs.constants, self.takes_keep)
         tensors = [tensor.to(self.model.device) for tensor in inputs.tensors]
         function = "prefill" if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
-        output = self._call(function, inputs.bucket, step, self.shell, spec, *tensors, *(cache.state or ()))
+        with borrowed(self.shell, self.model) as shell:
+            output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *(cache.state or ()))
         if is_first:
             cache.state = output[1:]
         length = arguments["input_ids"].shape[1]
@@ -150,7 +155,7 @@ class BucketedGeneration:
             self.ledger.used("gather", bucket, rows, bucket["batch"])
             cache.rows_in_batch = rows
 
-    # ---- padding --------------------------------------------------------------------------------------------------------------------------
+    # ---- padding ----------------------------------------------------------------------------------------------------
 
     def _pad(self, cache: BucketCache, arguments: dict[str, Any]) -> StepInputs:
         arguments = {name: value for name, value in arguments.items() if value is not None}
@@ -195,7 +200,9 @@ class BucketedGeneration:
         return pad_axis(pad_rows(mask_BM, rows), 1, columns)
 
     def _kept_positions(self, kept: int | torch.Tensor, length: int, block: int) -> torch.Tensor:
-        """Positions whose logits are wanted; an int counts from the end, where the pads are, so it becomes positions (N,)."""
+        """Positions whose logits are wanted; an int counts from the end, where the pads are, so it becomes positions
+        (N,).
+        """
         if isinstance(kept, torch.Tensor):
             positions = _host(kept).long()
             positions = torch.where(positions < 0, positions + length, positions)
@@ -213,10 +220,12 @@ class BucketedGeneration:
             raise NotBucketableError(f"arguments {sorted(rest)} have no bucket rule")
         return tuple(sorted(arguments.items()))
 
-    # ---- warming --------------------------------------------------------------------------------------------------------------------------
+    # ---- warming ----------------------------------------------------------------------------------------------------
 
     def warm(self, batch: int, sequence: int, rows: int, *, gather: bool = True) -> None:
-        """Compile and run once what a generate() call of these buckets needs: prefill, decode and the rows' reordering."""
+        """Compile and run once what a generate() call of these buckets needs: prefill, decode and the rows'
+        reordering.
+        """
         cache = BucketCache(self, rows - 1)
         ids_BQ = torch.zeros(batch, min(sequence, rows - 2), dtype=torch.long)
         mask = torch.ones_like(ids_BQ)

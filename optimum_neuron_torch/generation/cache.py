@@ -1,4 +1,6 @@
-"""BucketCache: what the generate() loop holds in place of a cache. Its lengths are Python ints; the tensors live in buckets."""
+"""BucketCache: what the generate() loop holds in place of a cache. Its lengths are Python ints; the tensors live in
+buckets.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -13,10 +15,11 @@ if TYPE_CHECKING:
 class BucketCache(Cache):
     """A handle on a store of keys and values at bucket size.
 
-    It is neither dynamic nor static nor compileable in Transformers' sense: the loop then builds no 4-D mask, compiles nothing around
-    the model's forward, and passes the 2-D mask on.
+    It is neither dynamic nor static nor compileable in Transformers' sense: the loop then builds no 4-D mask, compiles
+    nothing around the model's forward, and passes the 2-D mask on.
 
-    Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its tensors.
+    Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its
+    tensors.
     """
 
     is_compileable = False
@@ -45,7 +48,8 @@ class BucketCache(Cache):
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return self.state is not None
 
-    # The base class answers these from `layers`, which this handle does not have: all(()) would read as "only linear layers".
+    # The base class answers these from `layers`, which this handle does not have: all(()) would read as "only linear
+    # layers".
     @property
     def is_sliding(self) -> list[bool]:
         return [False] * len(self)

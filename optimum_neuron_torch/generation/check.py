@@ -1,7 +1,8 @@
 """The self check of bucketed generation: a padded prefill, block and decode against plain forward, on the host.
 
-It is the only defence against models that would be wrong in silence (a causal mask kept in a buffer, a window that exists only because
-the stock cache drops old keys). A shallow twin with random weights is enough: what can go wrong is structure.
+It is the only defence against models that would be wrong in silence (a causal mask kept in a buffer, a window that
+exists only because the stock cache drops old keys). A shallow twin with random weights is enough: what can go wrong is
+structure.
 """
 
 import inspect

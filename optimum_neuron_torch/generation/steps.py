@@ -1,7 +1,7 @@
 """The functions that are compiled for generation: module level, (model, spec, flat tensors) in, flat tensors out.
 
-That form lets a compiled result be stored and loaded by another process. Nothing in them depends on a true length: lengths arrive as
-tensors (`slots`, `offset`, `keep`, the 2-D mask).
+That form lets a compiled result be stored and loaded by another process. Nothing in them depends on a true length:
+lengths arrive as tensors (`slots`, `offset`, `keep`, the 2-D mask).
 
 Shape legend: B batch, Q block length, N kept positions, V vocabulary, M columns of the mask.
 """
@@ -19,7 +19,8 @@ from .layers import Block, FullLengthLayer
 class StepSpec:
     """What is static about a step.
 
-    rows: rows of the store. is_first: prefill (makes the store) or continuation (writes it in place). layers: how many cache layers.
+    rows: rows of the store. is_first: prefill (makes the store) or continuation (writes it in place). layers: how many
+    cache layers.
     extras: names of the further (B, Q) inputs, as position_ids. constants: other arguments of the model's forward.
     takes_keep: whether the model selects positions itself (`logits_to_keep`).
     """
@@ -35,8 +36,8 @@ class StepSpec:
 def step(model: torch.nn.Module, spec: StepSpec, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """Run a block of tokens.
 
-    Tensors: ids_BQ, mask_BM, slots_Q, offset, keep_N, one per `spec.extras`, then (continuation) keys and values of every layer, which
-    are written in place. Returns [logits_BNV] and, for a prefill, keys and values of every layer.
+    Tensors: ids_BQ, mask_BM, slots_Q, offset, keep_N, one per `spec.extras`, then (continuation) keys and values of
+    every layer, which are written in place. Returns [logits_BNV] and, for a prefill, keys and values of every layer.
     """
     ids_BQ, mask_BM, slots_Q, offset, keep_N = tensors[:5]
     extras = tensors[5 : 5 + len(spec.extras)]

@@ -20,7 +20,9 @@ _recorders: list[Counter] = []
 
 @contextmanager
 def recording() -> Iterator[Counter]:
-    """Count, within the block, which path each eager attention call took (compiled graphs were decided when they were traced)."""
+    """Count, within the block, which path each eager attention call took (compiled graphs were decided when they were
+    traced).
+    """
     paths: Counter = Counter()
     _recorders.append(paths)
     try:

@@ -1,6 +1,7 @@
 """Puts bucketed generation under the stock generate() of one Transformers model, by attributes of that one object.
 
-The loop reads signatures (what forward takes, what prepare_inputs_for_generation takes), so every replacement keeps them.
+The loop reads signatures (what forward takes, what prepare_inputs_for_generation takes), so every replacement keeps
+them.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ from ..generation.cache import BucketCache
 class _OnHost(wrapt.ObjectProxy):
     """The model, saying that it lives where the loop's tensors are.
 
-    Transformers' prepare_inputs_for_generation moves what forward takes to `self.device`, at exact shapes. Under buckets the tensors have
-    to stay on the host until they are padded.
+    Transformers' prepare_inputs_for_generation moves what forward takes to `self.device`, at exact shapes. Under
+    buckets the tensors have to stay on the host until they are padded.
     """
 
     @property

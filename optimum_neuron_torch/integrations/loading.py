@@ -16,8 +16,9 @@ PLACEMENT_STRATEGIES = frozenset({"auto", "balanced", "balanced_low_0", "sequent
 def neuron_device(device_map: Any) -> torch.device | None:
     """The neuron device that a `device_map` names, or None where it names something else.
 
-    "auto" and the other strategies name the current neuron device where that is the accelerator of this process. Raises
-    NeuronNotAvailableError or ValueError (see `runtime.resolve_device`) for a neuron device that cannot be used.
+    "auto" and the other strategies name the current neuron device where that is the accelerator of this process.
+    Raises NeuronNotAvailableError or ValueError (see `runtime.resolve_device`) for a neuron device that cannot be
+    used.
     """
     if isinstance(device_map, dict) and set(device_map) == {""}:
         device_map = device_map[""]

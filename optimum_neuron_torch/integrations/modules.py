@@ -1,7 +1,8 @@
 """Attaching the bucketed forward to one module, and taking it off again.
 
-Only attributes of the one object change: its class, its state_dict and the signature of its forward stay as they are. While it trains, is
-traced by the user's own torch.compile, or lives on another device, the object behaves as if nothing had been attached.
+Only attributes of the one object change: its class, its state_dict and the signature of its forward stay as they are.
+While it trains, is traced by the user's own torch.compile, or lives on another device, the object behaves as if
+nothing had been attached.
 """
 
 import contextlib
@@ -29,7 +30,9 @@ PREPARED = "_neuron_prepared"
 
 @dataclass
 class Prepared:
-    """What prepare() keeps on a module: its configuration, ledger, bucketed forward and (for text decoders) bucketed generation."""
+    """What prepare() keeps on a module: its configuration, ledger, bucketed forward and (for text decoders) bucketed
+    generation.
+    """
 
     config: NeuronConfig
     ledger: Ledger
@@ -49,7 +52,9 @@ class LazyGeneration:
         self.reason: str | None = None
 
     def get(self) -> Any | None:
-        """The BucketedGeneration, or None where the model takes the stock path (reported). Raises ValueError under verify="raise"."""
+        """The BucketedGeneration, or None where the model takes the stock path (reported). Raises ValueError under
+        verify="raise".
+        """
         with self._lock:
             if not self._is_settled:
                 self._settle()
@@ -170,7 +175,7 @@ def _set_attention(module: torch.nn.Module, config: NeuronConfig, ledger: Ledger
     return current
 
 
-# ---- the hooks ----------------------------------------------------------------------------------------------------------------------------
+# ---- the hooks ------------------------------------------------------------------------------------------------------
 
 
 def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:

@@ -18,8 +18,9 @@ def pipeline(
 ) -> Any:
     """`transformers.pipeline(task, model, ...)` whose model runs prepared on the neuron device.
 
-    `device` and `device_map` may name a neuron core; without them it is the current one. `neuron_config=False` leaves the model as
-    Transformers made it. Raises ValueError for a device that is not neuron, NeuronNotAvailableError without one.
+    `device` and `device_map` may name a neuron core; without them it is the current one. `neuron_config=False` leaves
+    the model as Transformers made it. Raises ValueError for a device that is not neuron, NeuronNotAvailableError
+    without one.
     """
     import transformers
 

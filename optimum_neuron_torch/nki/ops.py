@@ -24,8 +24,8 @@ def attention(
 ) -> torch.Tensor:
     """Attention (B, H, Q, Dv) of query (B, H, Q, D) over key (B, G, K, D) and value (B, G, K, Dv).
 
-    `mask` broadcasts to (B, H, Q, K): boolean (True: seen) or added to the scaled scores. `sinks` (H,) and `softcap` as in
-    `optimum_neuron_torch.nki.attention`.
+    `mask` broadcasts to (B, H, Q, K): boolean (True: seen) or added to the scaled scores. `sinks` (H,) and `softcap`
+    as in `optimum_neuron_torch.nki.attention`.
     """
     return _forward(query, key, value, mask, sinks, scale, softcap)
 
@@ -77,7 +77,7 @@ def _autograd(ctx, grad):
 attention.register_autograd(_autograd, setup_context=_setup_context)
 
 
-# ---- the definition in torch --------------------------------------------------------------------------------------------------------------
+# ---- the definition in torch ----------------------------------------------------------------------------------------
 
 
 def _forward(query, key, value, mask, sinks, scale, softcap) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Every registration with, and every patch of, a foreign library: applied by `wire()`, taken back by `unwire()`.
 
-One file per library holds a table of entries. An entry is applied at once where its module is loaded, else by a post-import hook, so
-that the order of the user's imports does not matter.
+One file per library holds a table of entries. An entry is applied at once where its module is loaded, else by a post-
+import hook, so that the order of the user's imports does not matter.
 """
 
 import sys

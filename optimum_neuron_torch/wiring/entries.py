@@ -14,8 +14,8 @@ _MISSING = object()
 class Entry:
     """One registration or patch.
 
-    `module` is the module whose import triggers it, `apply` makes the change and returns what takes it back, `upstream` names the
-    change in the foreign library that would make the entry unnecessary.
+    `module` is the module whose import triggers it, `apply` makes the change and returns what takes it back,
+    `upstream` names the change in the foreign library that would make the entry unnecessary.
     """
 
     name: str
