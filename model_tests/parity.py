@@ -4,7 +4,7 @@ import torch
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> float:
-    """`found` within `tolerance` of the largest magnitude of `expected` (at least 1); returns the largest difference."""
+    """`found` within `tolerance` of the largest magnitude of `expected` (at least 1); returns the difference."""
     difference = (found.cpu().double() - expected.cpu().double()).abs().max().item()
     limit = tolerance * max(1.0, expected.abs().max().item())
     assert difference <= limit, f"largest difference {difference:.2e}, allowed {limit:.2e}"
@@ -12,7 +12,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float =
 
 
 def assert_bfloat16(found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
-    """bfloat16 logits `found` are no further from the CPU's float32 logits `exact` than 1.5x its bfloat16 `plain` ones."""
+    """`found` (bfloat16) is no further from the float32 `exact` than 1.5x the bfloat16 of the CPU, `plain`, is."""
     ours, theirs = ((x.cpu().double() - exact.double()).abs() for x in (found, plain))
     for name, reduce in (("largest", torch.max), ("mean", torch.mean)):
         assert reduce(ours) <= 1.5 * reduce(theirs), (
