@@ -1,0 +1,91 @@
+"""The attention op against textbook attention: values, gradients, masks, grouped heads."""
+
+import pytest
+import torch
+
+from optimum_neuron_torch.nki import attention, ops
+
+
+def textbook(query, key, value, mask=None, sinks=None, scale=None, softcap=None):
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=-1e30))
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks.view(1, -1, 1, 1) - scores.amax(-1, keepdim=True))
+    return (weights / total).nan_to_num(0.0) @ value
+
+
+def tensors(dtype=torch.float32, grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
+    return [torch.randn(s, generator=generator, dtype=dtype).requires_grad_(grad) for s in shapes]
+
+
+MASK = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(1)) > 0.4
+CASES = {
+    "plain": {},
+    "boolean mask": {"bias": MASK},
+    "bias": {"bias": torch.linspace(-1, 1, 7).expand(2, 1, 5, 7)},
+    "scale": {"scale": 0.2},
+    "softcap": {"softcap": 2.0, "bias": MASK},
+    "sinks": {"sinks_H": torch.tensor([0.5, -1.0, 0.0, 2.0]), "bias": MASK},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(case):
+    options = CASES[case]
+    expected = textbook(
+        *tensors(),
+        mask=options.get("bias"),
+        sinks=options.get("sinks_H"),
+        scale=options.get("scale"),
+        softcap=options.get("softcap"),
+    )
+    torch.testing.assert_close(attention(*tensors(), **options), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["plain", "boolean mask", "scale", "softcap"])
+def test_gradients(case):
+    options = CASES[case]
+    mine, reference = tensors(grad=True), tensors(grad=True)
+    attention(*mine, **options).square().sum().backward()
+    textbook(
+        *reference, mask=options.get("bias"), scale=options.get("scale"), softcap=options.get("softcap")
+    ).square().sum().backward()
+    for ours, theirs in zip(mine, reference, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_query_that_sees_no_key_gives_zero():
+    ranges = torch.tensor([[0, 3], [2, 2], [0, 7], [6, 7], [5, 2]], dtype=torch.int32).expand(2, 1, 5, 2)
+    inside = (torch.arange(7) >= ranges[..., :1]) & (torch.arange(7) < ranges[..., 1:])
+    for softcap in (None, 3.0):
+        output = attention(*tensors(), ranges_B1Q2=ranges, softcap=softcap)
+        torch.testing.assert_close(output, textbook(*tensors(), mask=inside, softcap=softcap), rtol=1e-5, atol=1e-5)
+        assert (output[:, :, [1, 4]] == 0).all()
+
+
+def test_shapes_that_do_not_fit_are_named():
+    query, key, value = tensors()
+    with pytest.raises(ValueError, match=r"\(2, 3, 5, 8\).*H a multiple of G"):
+        attention(query[:, :3], key, value)
+    with pytest.raises(ValueError, match=r"expected \(B, 1, Q, 2\)"):
+        attention(query, key, value, ranges_B1Q2=torch.zeros(2, 5, 2, dtype=torch.int32))
+
+
+def test_sinks_have_no_gradient_and_say_so():
+    query, key, value = tensors(grad=True)
+    with pytest.raises(NotImplementedError, match="sinks"):
+        attention(query, key, value, sinks_H=torch.zeros(4))
+
+
+def test_the_op_keeps_torchs_rules_for_custom_ops():
+    query, key, value = tensors()
+    torch.library.opcheck(ops.attention, (query, key, value, MASK, None, 0.3, None))
