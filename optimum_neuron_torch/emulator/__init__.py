@@ -1,0 +1,25 @@
+"""The stand-in for the Neuron SDK on machines without Trainium: a `neuron` device, its compiler, `torch_neuronx`.
+
+`autoload` is the entry point `torch.backends: neuron_emulator`: PyTorch calls it at the end of `import torch`. This file
+must not import torch itself, or importing it first would find itself half made.
+"""
+
+import warnings
+
+
+def autoload() -> None:
+    """Makes the emulated neuron device available, unless a native one or another accelerator is there.
+
+    Never raises, since PyTorch turns any exception here into a failing `import torch`: what is wrong is warned about
+    once and raised where the device is first used.
+    """
+    try:
+        from .device.autoload import install
+
+        install()
+    except Exception as error:
+        warnings.warn(
+            f"optimum-neuron-torch could not set up the emulated neuron device: {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

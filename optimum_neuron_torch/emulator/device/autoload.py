@@ -1,0 +1,71 @@
+"""The steps that make the emulated device available: decide, name the backend, load the extension, add `torch_neuronx`."""
+
+import logging
+import warnings
+
+from . import extension, presence
+
+
+logger = logging.getLogger("optimum_neuron_torch.emulator")
+
+_started = False
+
+
+def install() -> None:
+    """Makes `torch.device("neuron")` the emulated device, once per process, if `presence` says so."""
+    global _started
+    if _started:  # also where importing one of our own modules imports torch, which calls us again
+        return
+    _started = True
+
+    decision = presence.decide()
+    if not decision.stands_in:
+        logger.info("The emulated neuron device stays out: %s.", decision.reason)
+        return
+
+    # Named even where the extension is broken: torch.device("neuron") must parse for the error to be a helpful one.
+    _name_backend()
+    _load_extension()
+    _add_facade()
+    _install_wiring()
+    if extension.is_loaded():
+        logger.info(
+            "%s: torch.device('neuron') is emulated by optimum-neuron-torch on the CPU, and is now the current "
+            "accelerator. NEURON_EMULATOR=0 switches it off.",
+            decision.reason,
+        )
+
+
+def _name_backend() -> None:
+    import torch
+
+    from . import torch_neuron
+
+    torch.utils.rename_privateuse1_backend("neuron")
+    torch._register_device_module("neuron", torch_neuron)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def _load_extension() -> None:
+    from . import strict_mode
+
+    try:
+        extension.load()
+        strict_mode.apply_environment()
+    except Exception as error:
+        extension.remember_failure(error)
+        warnings.warn(f"The emulated neuron device cannot be used: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _add_facade() -> None:
+    from ..facade import install as install_facade
+
+    install_facade()
+
+
+def _install_wiring() -> None:
+    try:
+        from .. import wiring
+    except ImportError:
+        return
+    wiring.install()

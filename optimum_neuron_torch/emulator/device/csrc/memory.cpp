@@ -1,0 +1,104 @@
+// Kernels that make tensors or change which memory they own. They compile nothing on the device: no signatures.
+#include "kernels.h"
+
+#include "allocator.h"
+#include "cores.h"
+#include "strict.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/DeviceGuard.h>
+
+namespace neuron::kernels {
+namespace {
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+at::ScalarType given_or_default(std::optional<at::ScalarType> dtype) {
+  return dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()));
+}
+
+c10::Device checked_device(
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      layout.value_or(c10::kStrided) == c10::kStrided, "The neuron device has only dense tensors, no layout ",
+      layout.value_or(c10::kStrided), ".");
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned, not tensors of the neuron device.");
+  return core_device(core_of(device.value_or(c10::Device(kDeviceType))));
+}
+
+} // namespace
+
+Tensor empty_memory_format(
+    IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory,
+    std::optional<at::MemoryFormat> memory_format) {
+  const auto where = checked_device(layout, device, pin_memory);
+  const auto type = given_or_default(dtype);
+  if (C10_UNLIKELY(strict::is_on())) {
+    strict::check_new_tensor("aten::empty", type, size, where);
+  }
+  const c10::DeviceGuard guard(where);
+  return at::detail::empty_generic(size, device_allocator(), kKeys, type, memory_format);
+}
+
+Tensor empty_strided(
+    IntArrayRef size,
+    IntArrayRef stride,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  const auto where = checked_device(layout, device, pin_memory);
+  const auto type = given_or_default(dtype);
+  if (C10_UNLIKELY(strict::is_on())) {
+    strict::check_new_tensor("aten::empty_strided", type, size, where);
+  }
+  const c10::DeviceGuard guard(where);
+  return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, type);
+}
+
+// PyTorch's CPU kernels for these work through the storage's own allocator, which is ours.
+
+const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
+  const c10::DeviceGuard guard(self.device());
+  return at::native::resize_(self, size, memory_format);
+}
+
+Tensor& set_source_storage(Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return set_source_storage_offset(self, std::move(source), 0, elements, {});
+}
+
+Tensor& set_source_storage_offset(
+    Tensor& self,
+    at::Storage source,
+    int64_t storage_offset,
+    IntArrayRef size,
+    IntArrayRef stride) {
+  const c10::DeviceGuard guard(self.device());
+  return at::native::set_storage_cpu_(self, std::move(source), storage_offset, size, stride);
+}
+
+Tensor& set_source_tensor(Tensor& self, const Tensor& source) {
+  return set_source_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+Tensor& set_(Tensor& self) {
+  at::Storage nothing(
+      at::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, self.device()), device_allocator(), /*resizable=*/true);
+  return set_source_storage_offset(self, std::move(nothing), 0, {0}, {});
+}
+
+void record_stream(Tensor& self, at::Stream stream) {
+  device_allocator()->recordStream(self.storage().data_ptr(), stream);
+}
+
+} // namespace neuron::kernels

@@ -1,0 +1,60 @@
+// Which function answers for which operation of the neuron device. No logic here.
+#include "fallback.h"
+#include "kernels.h"
+
+#include <ATen/native/transformers/attention.h>
+#include <torch/library.h>
+
+namespace neuron {
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&host_fallback>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", kernels::empty_memory_format);
+  m.impl("empty_strided", kernels::empty_strided);
+  m.impl("resize_", kernels::resize_);
+  m.impl("set_.source_Storage", kernels::set_source_storage);
+  m.impl("set_.source_Storage_storage_offset", kernels::set_source_storage_offset);
+  m.impl("set_.source_Tensor", kernels::set_source_tensor);
+  m.impl("set_", kernels::set_);
+  m.impl("record_stream", kernels::record_stream);
+
+  m.impl("as_strided", kernels::as_strided);
+  m.impl("view", kernels::view);
+  m.impl("_reshape_alias", kernels::reshape_alias);
+  m.impl("unfold", kernels::unfold);
+  m.impl("view_as_real", kernels::view_as_real);
+  m.impl("view_as_complex", kernels::view_as_complex);
+  m.impl("_make_dual", kernels::make_dual);
+
+  m.impl("_copy_from", kernels::copy_from);
+  m.impl("_copy_from_and_resize", kernels::copy_from_and_resize);
+  m.impl("_local_scalar_dense", kernels::local_scalar_dense);
+
+  m.impl("convolution_overrideable", kernels::convolution);
+  m.impl("convolution_backward_overrideable", kernels::convolution_backward);
+
+  m.impl("_fused_sdp_choice", kernels::fused_sdp_choice);
+  m.impl("_scaled_dot_product_fused_attention_overrideable", kernels::fused_attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", kernels::fused_attention_backward);
+
+  m.impl("histc", kernels::histc);
+  m.impl("histc.out", kernels::histc_out);
+}
+
+} // namespace neuron
+
+// scaled_dot_product_attention() asks this stub, not the operator of the same name.
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &neuron::kernels::fused_sdp_choice)
+}

@@ -1,0 +1,54 @@
+// Strict mode: turns what is slow, lossy, undocumented or missing on the real device into an error. Off, it costs one
+// load per operation.
+#pragma once
+
+#include "counters.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+namespace neuron::strict {
+
+enum Kind : uint32_t {
+  kFallback = 1 << 0, // operations that the real device runs on the CPU
+  kUnknown = 1 << 1, // operations of which nothing is known
+  kFloat64 = 1 << 2,
+  kInt64 = 1 << 3, // only values that leave 32 bits
+  kComplex = 1 << 4,
+  kSparse = 1 << 5,
+  kForwardAD = 1 << 6,
+  kChannelsLast = 1 << 7,
+  kRecompile = 1 << 8, // signatures that are new after mark_warm()
+  kMulticore = 1 << 9,
+};
+
+// Names and bits, in the order of the documentation.
+const std::vector<std::pair<std::string, Kind>>& kinds_by_name();
+
+extern std::atomic<uint32_t> enabled_kinds;
+
+inline bool is_on() {
+  return enabled_kinds.load(std::memory_order_relaxed) != 0;
+}
+inline bool is_on(Kind kind) {
+  return (enabled_kinds.load(std::memory_order_relaxed) & kind) != 0;
+}
+
+enum class Capability { kNative, kFallback, kUnknown };
+// What is known of the real device, by operator name with or without overload.
+void set_capabilities(std::unordered_map<std::string, Capability> capabilities);
+
+void mark_warm(bool is_warm);
+bool is_warm();
+
+// All of these raise, or do nothing. Call them only where is_on().
+void check_call(const OpRecord& record, at::TensorList tensors, const Signature& signature);
+void check_results(const OpRecord& record, at::TensorList results);
+void check_new_tensor(std::string_view operation, at::ScalarType dtype, c10::IntArrayRef sizes, c10::Device device);
+[[noreturn]] void refuse(Kind kind, std::string_view operation, at::TensorList tensors, const std::string& reason);
+
+} // namespace neuron::strict

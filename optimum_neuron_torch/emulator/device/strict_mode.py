@@ -1,0 +1,111 @@
+"""Strict mode: what is slow, lossy, undocumented or missing on the real device becomes an error.
+
+The checks are in C++ (csrc/strict.cpp); here are their names, the environment variable and the context manager.
+"""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import extension
+
+
+VARIABLE = "NEURON_EMULATOR_STRICT"
+
+# fallback      an operation that the real device runs on the CPU
+# unknown       an operation of which no public source says anything
+# float64       a float64 tensor on the device
+# int64         values of an int64 tensor that leave 32 bits
+# complex       a complex tensor on the device
+# sparse        sparse tensors (always an error on the emulator; named for completeness)
+# forward_ad    forward-mode differentiation
+# channels_last a tensor in the channels_last memory format
+# recompile     an eager signature or a graph that is new after mark_warm()
+# multicore     a second logical core used by one process
+KINDS = (
+    "fallback",
+    "unknown",
+    "float64",
+    "int64",
+    "complex",
+    "sparse",
+    "forward_ad",
+    "channels_last",
+    "recompile",
+    "multicore",
+)
+
+_PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
+_LIBRARY_DIRS = tuple(
+    {*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), _PACKAGE_DIR}
+)
+
+
+def strict_kinds() -> frozenset[str]:
+    """The kinds that are errors now."""
+    return frozenset(extension.load().strict_kinds())
+
+
+@contextmanager
+def strict(*kinds: str) -> Iterator[None]:
+    """Adds kinds of errors in this scope, for the whole process; without arguments, all of them.
+
+    Raises:
+        ValueError: a name is none of `KINDS` and not "all".
+    """
+    module = extension.load()
+    before = strict_kinds()
+    wanted = _expand(kinds or ("all",), origin="strict()")
+    _enable(before | wanted)
+    try:
+        yield
+    finally:
+        module.set_strict_kinds(sorted(before))
+
+
+def mark_warm(is_warm: bool = True) -> None:
+    """Says that warm-up is over: with "recompile" among the strict kinds, what would compile is an error from here on."""
+    extension.load().mark_warm(is_warm)
+
+
+def apply_environment() -> None:
+    """Enables what `NEURON_EMULATOR_STRICT` names, a comma-separated list.
+
+    Raises:
+        ValueError: it names an unknown kind.
+    """
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    wanted = _expand([name for name in names if name], origin=VARIABLE)
+    if wanted:
+        _enable(wanted)
+
+
+def user_location() -> str:
+    """The innermost frame that belongs to neither an installed library nor this package. Called from C++ for errors."""
+    frame = sys._getframe(0)
+    fallback = "an unknown place (no Python code on this thread, e.g. in a backward pass)"
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(_LIBRARY_DIRS) and not filename.startswith("<frozen"):
+            return f"{filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return fallback
+
+
+def _expand(kinds: list[str] | tuple[str, ...], *, origin: str) -> frozenset[str]:
+    unknown = [kind for kind in kinds if kind not in KINDS and kind != "all"]
+    if unknown:
+        raise ValueError(f"{origin}: unknown strict kind {', '.join(unknown)}. Known are {', '.join(KINDS)} and all.")
+    return frozenset(KINDS) if "all" in kinds else frozenset(kinds)
+
+
+def _enable(kinds: frozenset[str]) -> None:
+    module = extension.load()
+    if kinds & {"fallback", "unknown"}:
+        from .capabilities import capabilities
+
+        module.set_capabilities({name: row.state for name, row in capabilities().rows.items()})
+    module.set_strict_kinds(sorted(kinds))

@@ -1,0 +1,141 @@
+"""Devices of `torch.neuron`: initialisation, the current core, properties."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import extension, hardware
+
+
+Device = torch.device | str | int | None
+
+_initialized = False
+
+
+@dataclass(frozen=True)
+class NeuronDeviceProperties:
+    """One logical core: `total_memory` in bytes is its HBM, `platform` the chip generation."""
+
+    name: str
+    total_memory: int
+    platform: str
+    logical_core_size: int
+
+
+def is_available() -> bool:
+    """Whether the emulated device can be used: False where its extension is missing or does not fit this torch."""
+    return device_count() > 0
+
+
+def is_initialized() -> bool:
+    return _initialized and not _is_in_bad_fork()
+
+
+def init() -> None:
+    """Initialises the device now rather than at its first use."""
+    _lazy_init()
+
+
+def device_count() -> int:
+    """How many logical cores this process sees; 0 where the device cannot be used."""
+    return extension.load().core_count() if extension.is_loaded() else 0
+
+
+def current_device() -> int:
+    return extension.load().current_core()
+
+
+def set_device(device: Device) -> None:
+    """Makes `device` the current core of this thread.
+
+    Raises:
+        RuntimeError: there is no such core.
+    """
+    extension.load().exchange_core(index_of(device))
+
+
+def synchronize(device: Device = None) -> None:
+    """Returns at once: everything on the emulated device is done when the call that started it returns."""
+    index_of(device)
+
+
+class device:  # the name that every device module gives this context manager
+    """Makes a core the current one in a scope."""
+
+    def __init__(self, device: Device) -> None:
+        self.index = index_of(device)
+        self.previous = -1
+
+    def __enter__(self) -> "device":
+        self.previous = extension.load().exchange_core(self.index)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        extension.load().exchange_core(self.previous)
+
+
+class device_of(device):
+    """Makes the core of a tensor the current one in a scope; does nothing for tensors of other devices."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.device if tensor.device.type == "neuron" else None)
+
+
+def get_device_properties(device: Device = None) -> NeuronDeviceProperties:
+    index_of(device)
+    machine = hardware.Machine.from_environment()
+    return NeuronDeviceProperties(machine.name, machine.hbm_per_core, machine.platform, machine.logical_core_size)
+
+
+def get_device_name(device: Device = None) -> str:
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Device = None) -> dict[str, Any]:
+    """The dtypes that tensors of the device may have, as `torch.accelerator.get_device_capability` gives them."""
+    return torch.accelerator.get_device_capability(index_of(device))
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that `torch.autocast("neuron")` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def index_of(device: Device) -> int:
+    """The index of a core given as an index, a string, a torch.device, or None for the current core.
+
+    Raises:
+        ValueError: it names a device of another type.
+    """
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device
+    given = torch.device(device)
+    if given.type != "neuron":
+        raise ValueError(f"Expected a neuron device, but got {device!r}.")
+    return current_device() if given.index is None else given.index
+
+
+def _lazy_init() -> None:
+    """PyTorch calls this before it first makes something on the device.
+
+    Raises:
+        ExtensionError: the device cannot be used, with the command that repairs it.
+        RuntimeError: in a process forked from one that had used the device.
+    """
+    global _initialized
+    module = extension.load()
+    module.check_not_in_bad_fork()
+    if not _initialized:
+        module.initialize()
+        _initialized = True
+
+
+def _is_in_bad_fork() -> bool:
+    return extension.is_loaded() and extension.load().is_in_bad_fork()

@@ -1,0 +1,84 @@
+"""Streams and events of `torch.neuron`. The emulated device is synchronous: they order nothing, but keep their meaning."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from .devices import Device, index_of
+
+
+class Stream(torch.Stream):
+    """A queue of work on one core."""
+
+    def __new__(cls, device: Device = None, priority: int = 0, **identity: Any) -> "Stream":
+        if identity:  # stream_id, device_index, device_type: an existing stream
+            return super().__new__(cls, **identity)
+        return super().__new__(cls, device=torch.device("neuron", index_of(device)), priority=priority)
+
+
+class Event(torch.Event):
+    """A point in the work of a stream, with its time if `enable_timing`."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> "Event":
+        return super().__new__(
+            cls,
+            device=torch.device("neuron", index_of(None)),
+            enable_timing=enable_timing,
+            blocking=blocking,
+            interprocess=interprocess,
+        )
+
+
+def current_stream(device: Device = None) -> torch.Stream:
+    return _own(torch.accelerator.current_stream(index_of(device)))
+
+
+def default_stream(device: Device = None) -> Stream:
+    current = current_stream(device)
+    return Stream(stream_id=0, device_index=current.device_index, device_type=current.device_type)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Makes `stream` the current one of its core, and that core the current one."""
+    torch.accelerator.set_stream(stream)
+
+
+def stream(stream: torch.Stream | None) -> AbstractContextManager:
+    """Makes `stream` the current one in a scope; None changes nothing."""
+    return nullcontext() if stream is None else stream
+
+
+def wait_stream(stream: torch.Stream) -> None:
+    """The current stream waits for the work of `stream`."""
+    current_stream().wait_stream(stream)
+
+
+def wait_event(event: torch.Event) -> None:
+    """The current stream waits for `event`."""
+    current_stream().wait_event(event)
+
+
+def record_event(event: torch.Event | None = None) -> torch.Event:
+    """Records `event`, or a new one, on the current stream."""
+    event = Event() if event is None else event
+    event.record(current_stream())
+    return event
+
+
+def query() -> bool:
+    """Whether the work of the current stream is done."""
+    return current_stream().query()
+
+
+def _own(stream: torch.Stream) -> Stream:
+    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+# Clock of the tensor engine, for _sleep(): Neuron documentation, NKI architecture guide of Trainium2.
+_CLOCK_HZ = 2.4e9
+
+
+def _sleep(cycles: int) -> None:
+    time.sleep(cycles / _CLOCK_HZ)

@@ -1,0 +1,45 @@
+"""`nki_op` and `wrap_nki`: how PyTorch code calls NKI kernels."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+def nki_op(
+    name: str, fn: Callable[..., Any] | None = None, *, mutates_args: str | Iterable[str] = ()
+) -> Callable[..., Any]:
+    """Makes a custom operator of a typed Python function that launches an NKI kernel.
+
+    The function is both the implementation and the fake implementation, so it must be traceable; add `.register_autograd`
+    to the result for training. Usable as a decorator: `@nki_op("namespace::name", mutates_args={"out"})`.
+
+    Args:
+        name: "namespace::name".
+        fn: the function; None returns a decorator.
+        mutates_args: the names of the arguments that the kernel writes to.
+
+    Raises:
+        ValueError: `name` has no namespace.
+    """
+    if "::" not in name:
+        raise ValueError(f"nki_op() takes a name with its namespace, e.g. 'mylib::{name}', but got {name!r}.")
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        operator = torch.library.custom_op(name, function, mutates_args=mutates_args)
+        operator.register_fake(function)
+        return operator
+
+    return register if fn is None else register(fn)
+
+
+def wrap_nki(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a raw NKI kernel callable on neuron tensors.
+
+    Raises:
+        NotImplementedError: always, until the emulator can run kernels.
+    """
+    raise NotImplementedError(
+        f"wrap_nki({getattr(kernel, '__name__', kernel)!r}): the emulator cannot run NKI kernels. Wrap a Python function "
+        "that computes the same with torch in nki_op(), or run the kernel on Trainium."
+    )
