@@ -85,7 +85,7 @@ def _device() -> dict[str, Any]:
 
 
 def _memory(device: Any) -> dict[str, int]:
-    """Free and total bytes of HBM; nothing where the device does not say, or is not the current accelerator."""
+    """Free bytes of HBM and the limit in force; nothing where the device does not say, or is not the current one."""
     import torch
 
     current = torch.accelerator.current_accelerator()
@@ -95,7 +95,7 @@ def _memory(device: Any) -> dict[str, int]:
         free, total = torch.accelerator.get_memory_info(device)
     except (RuntimeError, NotImplementedError):
         return {}
-    return {"hbm_free_bytes": free, "hbm_bytes": total}
+    return {"hbm_free_bytes": free, "hbm_limit_bytes": total}
 
 
 def _cache() -> dict[str, Any]:
