@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import time
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from optimum_neuron_torch.emulator import device
-from optimum_neuron_torch.emulator.compiler import metrics
+from optimum_neuron_torch.emulator import wiring
+from optimum_neuron_torch.emulator.compiler import cache, metrics, stablehlo
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
-from optimum_neuron_torch.emulator.compiler.errors import RecompileError
-from optimum_neuron_torch.emulator.compiler.executors import executor_named
+from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
+from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
+from optimum_neuron_torch.emulator.compiler.executors.eager import EagerProgram
 from optimum_neuron_torch.emulator.compiler.graph import Kind
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
+from optimum_neuron_torch.emulator.compiler.session import Session
+from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specialise
+from optimum_neuron_torch.emulator.compiler.source import describe_inputs, first_user_line
 from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
+
+wiring.make_guards_portable()
 
 
 def compile_dynamo_graph(
@@ -32,29 +38,83 @@ def compile_dynamo_graph(
 ) -> Callable[..., Any]:
     """The backend proper: what Dynamo calls with each graph it captured."""
     chosen = CompileOptions.parse(options, mode)
-    compiler = functools.partial(_compile_aot_graph, options=chosen)
-    return aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=functools.partial(compiler, kind="forward"),
-        bw_compiler=torch._dynamo.disable(functools.partial(compiler, kind="backward")),
-        inference_compiler=functools.partial(compiler, kind="inference"),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
+    refuse_dynamic()
+    _refuse_recompile(gm, example_inputs)
+    static_inputs = specialise(example_inputs)
+    _refuse_cpu_inputs(static_inputs)
+
+    def compiler(kind: Kind) -> Callable[..., Any]:
+        return cache.cacheable(functools.partial(_compile_aot_graph, kind=kind, session=session))
+
+    with Session.start(chosen) as session, cache.enabled(gm, chosen):
+        # No decompositions here: each executor, and the lowering, traces AOTAutograd's graph again under its own.
+        return aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )(gm, static_inputs)
 
 
-def _compile_aot_graph(
-    gm: fx.GraphModule, inputs: Sequence[Any], *, options: CompileOptions, kind: Kind
-) -> CompiledGraph:
-    record = metrics.GraphRecord(executor=options.executor, lowering="off")
-    executor = executor_named(options.executor)
+def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind, session: Session) -> CompiledGraph:
+    options = session.options
+    record = metrics.GraphRecord(executor=options.executor, torch_neuronx_trace_us=session.trace_us())
+    session.name_graph(record, kind)
+    _describe(gm, record)
+    outputs = _plan_outputs(gm, inputs)
+    with cache.kernel_directory():
+        lowered = _check_lowering(gm, inputs, kind=kind, options=options, record=record)
+        if record.lowering == "fallback":
+            program, constants = EagerProgram(gm), []
+        else:
+            program, constants = _compile_for_host(gm, inputs, kind=kind, record=record, lowered=lowered)
+    metrics.add(record)
+    session.resume_tracing()
+    return CompiledGraph(program, outputs, record, kind=kind, constants=constants)
+
+
+def _check_lowering(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind, options: CompileOptions, record: metrics.GraphRecord
+) -> stablehlo.StableHlo | None:
+    """Lower the graph if that is wanted and possible; note in the record what came of it."""
+    if options.lowering == "off" and options.executor != "xla":
+        record.lowering = "off"
+        return None
+    if not stablehlo.is_available():
+        if options.executor == "xla":
+            raise NeuronCompilerError("executor='xla' needs torch-mlir, which is not installed.")
+        record.lowering = "unavailable"
+        return None
+    try:
+        with record.timed("lower"):
+            lowered = stablehlo.lower(gm, inputs, kind=kind)
+    except LoweringError as error:
+        if not options.fallback_execution:
+            raise
+        metrics.warn_fallback(error)
+        record.lowering, record.executor = "fallback", "eager"
+        return None
+    record.lowering = "checked"
+    return lowered
+
+
+def _compile_for_host(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    kind: Kind,
+    record: metrics.GraphRecord,
+    lowered: stablehlo.StableHlo | None,
+) -> tuple[Program, list[torch.Tensor]]:
+    executor: Executor = executor_named(record.executor)
+    if executor.runs_stablehlo:
+        with record.timed("compile"):
+            return executor.compile_stablehlo(lowered), []
     with record.timed("fx_passes"):
         host = trace_on_host(gm, inputs, executor.decompositions(), kind=kind)
     with record.timed("compile"):
-        program = executor.compile(host)
-    metrics.add(record)
-    return CompiledGraph(program, _plan_outputs(gm, inputs), record, host.constants)
+        return executor.compile(host), host.constants
 
 
 def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
@@ -72,3 +132,31 @@ def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
         ),
         strides=tuple(tuple(value.stride()) if isinstance(value, torch.Tensor) else None for value in values),
     )
+
+
+def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    record.graph_node_count = len(calls)
+    record.has_collectives = any("c10d" in str(node.target) for node in calls)
+    placeholders = [describe_inputs([node.meta.get("val")]) for node in gm.graph.find_nodes(op="placeholder")]
+    record.graph_id = hashlib.sha256("\n".join([*placeholders, gm.code]).encode()).hexdigest()
+
+
+def _refuse_recompile(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    if wiring.is_recompile_refused():
+        raise RecompileError(
+            f"A new graph after warm-up, under strict 'recompile': {first_user_line(gm)}; inputs {describe_inputs(inputs)}. "
+            "Warm up this shape too, or pad its inputs to one that is warm."
+        )
+
+
+def _refuse_cpu_inputs(inputs: Sequence[Any]) -> None:
+    """A CPU tensor beside neuron tensors is read where it lies, as TorchNeuron copies it, unless that is switched off."""
+    if os.environ.get("TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY", "").lower() not in ("1", "true"):
+        return
+    kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
+    if {"cpu", "neuron"} <= kinds:
+        raise NeuronCompilerError(
+            f"A CPU tensor enters a compiled neuron graph ({describe_inputs(inputs)}) and "
+            "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY forbids the copy. Move it to neuron first."
+        )

@@ -10,6 +10,7 @@ import torch
 
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler.executors import Program
+from optimum_neuron_torch.emulator.compiler.graph import Kind
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
 
 
@@ -35,29 +36,41 @@ class CompiledGraph:
     _boxed_call = True
 
     def __init__(
-        self, program: Program, outputs: OutputPlan, record: GraphRecord, constants: Sequence[torch.Tensor] = ()
+        self,
+        program: Program,
+        outputs: OutputPlan,
+        record: GraphRecord,
+        *,
+        kind: Kind,
+        constants: Sequence[torch.Tensor] = (),
     ) -> None:
         self.program = program
         self.outputs = outputs
         self.record = record
+        self.kind = kind
         self.constants = list(constants)
         # Results whose strides the executor gets wrong; shapes are static, so the first call shows all of them.
         self._restrided: tuple[int, ...] | None = None
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self.program.takes_device_tensors:
+            return self.program(args)
         host_args = device.host_aliases(args)
         args.clear()
         host_args.extend(self.constants)
-        results = self.program(host_args)
-        if self._restrided != ():
-            results = self._with_eager_strides(list(results))
         index = self.outputs.device_index
         if index is None:
-            return results
+            return self._run(host_args)
+        with device.allocating_on(index):
+            results = self._run(host_args)
         wrapped = device.device_aliases(list(results), index)
         for position in self.outputs.on_host:
             wrapped[position] = results[position]
         return wrapped
+
+    def _run(self, host_args: list[Any]) -> Sequence[Any]:
+        results = self.program(host_args)
+        return results if self._restrided == () else self._with_eager_strides(list(results))
 
     def _with_eager_strides(self, results: list[Any]) -> list[Any]:
         if self._restrided is None:

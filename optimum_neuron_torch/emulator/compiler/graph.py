@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+
 Kind = Literal["inference", "forward", "backward"]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
 
 _lock = threading.Lock()
 _records: list[GraphRecord] = []
@@ -38,7 +40,6 @@ class GraphRecord:
     cached: bool = False
     executor: str = ""
     lowering: str = ""
-    cpu_inputs: int = 0
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -83,6 +84,11 @@ def add(record: GraphRecord) -> None:
     counters["neuron"]["cached_graphs" if record.cached else "compiled_graphs"] += 1
     if record.has_collectives:
         counters["neuron"]["graphs_with_collectives"] += 1
+
+
+def warn_fallback(error: Exception) -> None:
+    """Say, once per message, that a graph runs eagerly."""
+    warnings.warn(f"A graph runs eagerly on neuron: {error}", RuntimeWarning, stacklevel=2)
 
 
 def next_graph_name(model_name: str, aot_id: int, kind: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from optimum_neuron_torch.emulator.compiler.errors import UnknownOptionError
 
+
 EXECUTORS = ("inductor", "aten", "xla")
 LOWERINGS = ("check", "off")
 

@@ -19,12 +19,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
+from optimum_neuron_torch.emulator.compiler.decompositions import host_decompositions
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
-from optimum_neuron_torch.emulator.compiler.passes.attention import HOST_ATTENTION
 from optimum_neuron_torch.emulator.compiler.passes.constants import lift_constants
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
 from optimum_neuron_torch.emulator.compiler.passes.devices import to_host_devices
 from optimum_neuron_torch.emulator.compiler.passes.outputs import match_outputs
+
 
 HOST = torch.device("cpu")
 
@@ -43,9 +44,9 @@ def trace_on_host(
     fake_mode = _fake_mode(inputs)
     lifted, constants = lift_constants(gm)
     host_inputs = [_on_host(value, fake_mode) for value in (*inputs, *constants)]
-    table = {**HOST_ATTENTION, **(decompositions or {})}
+    table = {**host_decompositions(), **(decompositions or {})}
     # The interpreter, not the module, is traced: it maps devices and opens custom operators on the way.
-    interpreter = _HostInterpreter(lifted)
+    interpreter = _HostInterpreter(lifted, table)
     with _neutral_tracing_state(), fake_mode:
         traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=table)(*host_inputs)
     match_outputs(traced, like=gm)
@@ -55,10 +56,17 @@ def trace_on_host(
 class _HostInterpreter(fx.Interpreter):
     """Runs the nodes of a device graph with every device argument replaced by the host."""
 
+    def __init__(self, module: fx.GraphModule, decompositions: Decompositions) -> None:
+        super().__init__(module)
+        self._decompositions = decompositions
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = to_host_devices(args), to_host_devices(kwargs)
-        if body := python_body(target):
+        if target not in self._decompositions and (body := python_body(target)):
             return body(*args, **kwargs)
+        # Host kernels and decompositions may lay results out differently: a view of them may need a copy.
+        if target is torch.ops.aten.view.default:
+            target = torch.ops.aten.reshape.default
         return super().call_function(target, args, kwargs)
 
 

@@ -7,11 +7,14 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
+from optimum_neuron_torch.emulator.compiler.stablehlo import StableHlo
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
 
 class Program(Protocol):
     """A compiled graph: host tensors in, host tensors out, input mutations done in place."""
+
+    takes_device_tensors: bool
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run on `args`; the list may be emptied."""
@@ -27,12 +30,16 @@ class Executor(Protocol):
     """One way to run host graphs."""
 
     name: str
+    runs_stablehlo: bool
 
     def decompositions(self) -> Decompositions:
         """The decompositions under which the graph is traced for this executor."""
 
     def compile(self, graph: HostGraph) -> Program:
         """Compile `graph`; it may be consumed."""
+
+    def compile_stablehlo(self, lowered: StableHlo) -> Program:
+        """Compile a lowered graph; only where `runs_stablehlo`."""
 
 
 _CLASSES = {"aten": "AtenExecutor", "inductor": "InductorExecutor", "xla": "XlaExecutor"}

@@ -10,12 +10,15 @@ from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
+from optimum_neuron_torch.emulator.compiler.passes.layouts import accept_any_layout
 from optimum_neuron_torch.emulator.compiler.passes.reinplace import reinplace_input_writes
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
 
 class AtenProgram:
     """A graph module behind the boxed calling convention."""
+
+    takes_device_tensors = False
 
     def __init__(self, module: fx.GraphModule) -> None:
         module.graph.set_codegen(_BoxedCodeGen())
@@ -43,10 +46,12 @@ class AtenExecutor:
     """Nothing is compiled: the first result is there at once, at eager speed."""
 
     name = "aten"
+    runs_stablehlo = False
 
     def decompositions(self) -> Decompositions:
         return {}
 
     def compile(self, graph: HostGraph) -> AtenProgram:
         reinplace_input_writes(graph.module)
+        accept_any_layout(graph.module)
         return AtenProgram(graph.module)

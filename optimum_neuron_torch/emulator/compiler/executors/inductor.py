@@ -17,6 +17,7 @@ from optimum_neuron_torch.emulator.compiler.graph import HostGraph
 from optimum_neuron_torch.emulator.compiler.passes.attention import FLASH, single_query_as_math
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
+
 # `vec_isa_ok` skips up to ten trial compilations (14 s of a cold start); the ISA is still read from cpuid.
 # `fallback_random` draws from the host's generator, so that a seeded run equals the eager one.
 _CONFIG = {"cpp.vec_isa_ok": True, "fallback_random": True}
@@ -24,6 +25,8 @@ _CONFIG = {"cpp.vec_isa_ok": True, "fallback_random": True}
 
 class InductorProgram:
     """Inductor's compiled graph."""
+
+    takes_device_tensors = False
 
     def __init__(self, code: CompiledFxGraph) -> None:
         self._code = code
@@ -47,6 +50,7 @@ class InductorExecutor:
     """The default: compiles for seconds to a minute, then runs at Inductor's speed."""
 
     name = "inductor"
+    runs_stablehlo = False
 
     def decompositions(self) -> Decompositions:
         with inductor_config.patch(_CONFIG):

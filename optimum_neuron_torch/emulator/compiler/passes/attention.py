@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
 aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -98,12 +99,7 @@ def _attention_gradients(
         x.to(logsumexp_BHQ.dtype) for x in (grad_BHQD, query_BHQD, key_BHKD, value_BHKD, output_BHQD)
     )
     scale = scale if scale is not None else 1.0 / math.sqrt(query.size(-1))
-    scores_BHQK = query @ key.mT * scale
-    if is_causal:
-        allowed = torch.ones(scores_BHQK.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores_BHQK = scores_BHQK.masked_fill(~allowed, -math.inf)
-    if attn_mask is not None:
-        scores_BHQK = scores_BHQK + attn_mask
+    scores_BHQK = _masked(query @ key.mT * scale, is_causal, attn_mask)
     weights_BHQK = torch.exp(scores_BHQK - logsumexp_BHQ.unsqueeze(-1))
     grad_weights_BHQK = grad @ value.mT
     row_BHQ1 = (grad * output).sum(-1, keepdim=True)
@@ -114,6 +110,38 @@ def _attention_gradients(
     return grad_query.to(dtype), grad_key.to(dtype), grad_value.to(dtype), grad_scores_BHQK
 
 
+def flash_as_math(
+    query_BHQD: Tensor,
+    key_BHKD: Tensor,
+    value_BHKD: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The CPU's flash attention as matrix products: same results, same layout (B, Q, H, D in memory)."""
+    accumulate = torch.promote_types(query_BHQD.dtype, torch.float32)
+    scale = scale if scale is not None else 1.0 / math.sqrt(query_BHQD.size(-1))
+    scores_BHQK = (query_BHQD @ key_BHKD.mT).to(accumulate) * scale
+    scores_BHQK = _masked(scores_BHQK, is_causal, attn_mask)
+    logsumexp_BHQ = torch.logsumexp(scores_BHQK, -1)
+    weights_BHQK = torch.softmax(scores_BHQK, -1).to(value_BHKD.dtype)
+    output_BHQD = weights_BHQK @ value_BHKD
+    return output_BHQD.transpose(1, 2).contiguous().transpose(1, 2), logsumexp_BHQ
+
+
+def _masked(scores_BHQK: Tensor, is_causal: bool, attn_mask: Tensor | None) -> Tensor:
+    if is_causal:
+        allowed = torch.ones(scores_BHQK.shape[-2:], dtype=torch.bool, device=scores_BHQK.device).tril()
+        scores_BHQK = scores_BHQK.masked_fill(~allowed, -math.inf)
+    if attn_mask is None:
+        return scores_BHQK
+    if attn_mask.dtype == torch.bool:
+        return scores_BHQK.masked_fill(~attn_mask, -math.inf)
+    return scores_BHQK + attn_mask
+
+
 def flash_backward_as_math(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The CPU's flash attention backward as matrix products, for the lowering."""
     return _attention_gradients(*args, **kwargs)[:3]
@@ -121,11 +149,7 @@ def flash_backward_as_math(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, T
 
 def single_query_as_math(query_BHQD: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Decode steps as matrix products, which Inductor fuses; longer queries keep the CPU's flash kernel."""
-    if query_BHQD.size(-2) > 1:
-        return NotImplemented
-    from torch._decomp.decompositions import scaled_dot_product_flash_attention_for_cpu
-
-    return scaled_dot_product_flash_attention_for_cpu(query_BHQD, *args, **kwargs)
+    return flash_as_math(query_BHQD, *args, **kwargs) if query_BHQD.size(-2) == 1 else NotImplemented
 
 
 def _repeat_heads(x_BHKD: Tensor, heads: int) -> Tensor:

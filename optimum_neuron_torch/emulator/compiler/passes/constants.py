@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from optimum_neuron_torch.emulator import device
 
@@ -29,7 +30,9 @@ def lift_constants(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tenso
             last_placeholder = graph.placeholder(f"constant_{len(constants)}")
         node.replace_all_uses_with(last_placeholder)
         graph.erase_node(node)
-        constants.append(device.host_alias(value.detach()))
+        # AOTAutograd compiles under its fake tensor mode; the literal is real.
+        with _disable_current_modes():
+            constants.append(device.host_alias(value.detach()).clone())
     return fx.GraphModule(gm, graph), constants
 
 

@@ -6,11 +6,18 @@ in place of the node gives Inductor and the lowering ATen to work with. Any dist
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+_UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, RuntimeError)
 
 
 def python_body(target: Any) -> Callable[..., Any] | None:
@@ -20,4 +27,23 @@ def python_body(target: Any) -> Callable[..., Any] | None:
     definition = OPDEFS.get(target._schema.name)
     if definition is None or target._schema.is_mutable:
         return None
-    return torch.func.functionalize(definition._init_fn)
+    return functools.partial(_run_body, definition._init_fn, target)
+
+
+def _run_body(body: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return torch.func.functionalize(body)(*args, **kwargs)
+    except _UNTRACEABLE:
+        # The body looks at values: the operator stays closed, and runs as it is.
+        return target(*args, **kwargs)
+
+
+def body_sources(gm: fx.GraphModule) -> list[str]:
+    """The source files of the custom operators' bodies in a graph: a stored graph is only good for these."""
+    files = set()
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            definition = OPDEFS.get(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else None
+            if definition is not None:
+                files.add(inspect.getsourcefile(inspect.unwrap(definition._init_fn)))
+    return [Path(file).read_text() for file in sorted(filter(None, files)) if Path(file).is_file()]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
+
 HOST = torch.device("cpu")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from optimum_neuron_torch.emulator.compiler.graph import _value_of
 
@@ -42,7 +43,7 @@ def _match(graph: fx.Graph, node: Any, promised: Any) -> Any:
 
 
 def _is_dense(value: torch.Tensor) -> bool:
-    return torch._prims_common.is_non_overlapping_and_dense(value)
+    return is_non_overlapping_and_dense_or_false(value)
 
 
 def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+
 aten = torch.ops.aten
 
 _IN_PLACE: dict[Any, Any] = {

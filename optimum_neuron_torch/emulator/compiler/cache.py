@@ -1,0 +1,253 @@
+"""The persistent cache: AOTAutograd's results and Inductor's kernels, in a directory of ours.
+
+Everything here leans on private parts of PyTorch (2.13, 2.14). Where one of them is missing or the directory cannot be trusted, the
+compiler works without a cache. Entries are code, so they are read only from a directory that belongs to the user and that no one else
+may write to; each file's name is a digest of its content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import os
+import pickle
+import platform
+import shutil
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._inductor.codecache import FxGraphCache, sha256_hash
+from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants, OutputCode
+
+from optimum_neuron_torch.emulator.compiler import metrics
+from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
+from optimum_neuron_torch.emulator.compiler.options import CompileOptions
+from optimum_neuron_torch.emulator.compiler.session import Session
+
+VARIABLE = "OPTIMUM_NEURON_CACHE"
+DEFAULT_DIRECTORY = "~/.cache/optimum_neuron_torch"
+_INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@dataclass
+class StoredGraph(OutputCode):
+    """What AOTAutograd calls and stores: a compiled graph that pickles."""
+
+    graph: CompiledGraph
+
+    def __post_init__(self) -> None:
+        self._boxed_call = True
+        self._is_live = True
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        return self.graph(args)
+
+    def prepare_for_serialization(self) -> None:
+        """Called by AOTAutograd on a shallow copy that is about to be pickled."""
+        graph = copy.copy(self.graph)
+        graph.program = graph.program.prepare_for_storage()
+        self.graph, self._is_live = graph, False
+
+    def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
+        """Called by AOTAutograd on a graph that came from the cache, and then only."""
+        if self._is_live:
+            return
+        session = Session.current()
+        record = replace(self.graph.record, cached=True, timestamp=time.time())
+        for phase in ("trace", "fx_passes", "lower", "compile", "load"):
+            setattr(record, f"torch_neuronx_{phase}_us", 0)
+        if session is not None:
+            record.torch_neuronx_trace_us = session.trace_us()
+            session.name_graph(record, self.graph.kind)
+        with record.timed("load"), kernel_directory():
+            self.graph.program.revive()
+        self.graph.record, self._is_live = record, True
+        metrics.add(record)
+        if session is not None:
+            session.resume_tracing()
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """There is no Triton here."""
+
+
+def cacheable(compile_graph: Callable[..., CompiledGraph]) -> Callable[..., Any]:
+    """Wrap a graph compiler in what AOTAutograd recognises as one whose results may be stored."""
+
+    def compile_and_wrap(gm: fx.GraphModule, inputs: Sequence[Any]) -> StoredGraph:
+        return StoredGraph(compile_graph(gm, inputs))
+
+    return SerializableAOTDispatchCompiler(OutputCode, compile_and_wrap)
+
+
+@contextlib.contextmanager
+def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
+    """In this scope AOTAutograd looks results up in our directory, and stores them there."""
+    directory = graph_directory()
+    settings = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    if directory is None:
+        settings["enable_autograd_cache"] = False
+    with (
+        torch._functorch.config.patch(settings),
+        torch.compiler.config.patch(cache_key_tag=_key_tag(gm, options)),
+        mock.patch.object(AOTAutogradCache, "iterate_over_candidates", classmethod(_verified_candidates)),
+        kernel_directory(),
+    ):
+        try:
+            yield
+        except BaseException:
+            _remove_temporary_files(directory)
+            raise
+
+
+@contextlib.contextmanager
+def kernel_directory() -> Iterator[None]:
+    """In this scope Inductor keeps its kernels in our directory; a user's own Inductor keeps its place."""
+    directory = graph_directory()
+    if directory is None:
+        yield
+        return
+    previous = os.environ.get(_INDUCTOR_VARIABLE)
+    os.environ[_INDUCTOR_VARIABLE] = str(directory)
+    try:
+        yield
+    finally:
+        if previous is None:
+            os.environ.pop(_INDUCTOR_VARIABLE, None)
+        else:
+            os.environ[_INDUCTOR_VARIABLE] = previous
+
+
+def discard_kernels() -> None:
+    """Forget all of Inductor's kernels for this machine: one of them does not load."""
+    if directory := graph_directory():
+        for entry in directory.iterdir():
+            if entry.name != "aotautograd":
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def graph_directory() -> Path | None:
+    """Where this PyTorch on this kind of CPU keeps its graphs; None (warned once) where it may not."""
+    return _private_directory(os.environ.get(VARIABLE) or DEFAULT_DIRECTORY)
+
+
+@functools.cache
+def _private_directory(root: str) -> Path | None:
+    directory = Path(root).expanduser().absolute() / "graphs" / f"torch-{torch.__version__}-{_machine_key()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (directory, directory.parent, directory.parent.parent):
+            status = path.stat()
+            if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise PermissionError(f"{path} belongs to another user or is writable by others")
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(f"{directory} is not writable")
+    except OSError as error:
+        warnings.warn(
+            f"Compiled graphs are not kept: {error}. Set {VARIABLE} to a directory that only you can write to.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return directory
+
+
+@functools.cache
+def _machine_key() -> str:
+    """Kernels are built for a CPU and a C++ runtime: another one must not load them."""
+    flags = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = " ".join(sorted(line.split(":", 1)[1].split()))
+                break
+    facts = (platform.machine(), torch.backends.cpu.get_cpu_capability(), flags, *platform.libc_ver())
+    return hashlib.sha256("|".join(facts).encode()).hexdigest()[:12]
+
+
+def _key_tag(gm: fx.GraphModule, options: CompileOptions) -> str:
+    """What AOTAutograd's own key does not know: backend, executor, our passes, threads, custom operators' bodies."""
+    from optimum_neuron_torch.emulator.compiler import stablehlo
+    from optimum_neuron_torch.emulator.compiler.passes.custom_ops import body_sources
+
+    lowering = f"{options.lowering}-{stablehlo.version()}-{options.fallback_execution}"
+    bodies = hashlib.sha256("".join(body_sources(gm)).encode()).hexdigest()[:12]
+    return f"neuron-{options.executor}-{lowering}-{_own_version()}-{torch.get_num_threads()}-{bodies}"
+
+
+@functools.cache
+def _own_version() -> str:
+    """A digest of this package: any change of a pass is another version."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _verified_candidates(
+    cls: type[AOTAutogradCache], local: bool, remote_cache: Any, key: str
+) -> Iterator[tuple[Any, bytes, bool]]:
+    """Stored results for `key` whose content matches the digest in their name; others are removed, with one warning."""
+    folder = Path(cls._get_tmp_dir_for_key(key))
+    if not (local and folder.is_dir()):
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue  # another process is writing it
+        try:
+            content = path.read_bytes()
+            if sha256_hash(content) != path.name:
+                raise ValueError("its content does not match its digest")
+            entry = pickle.loads(content)
+        except Exception as error:
+            warnings.warn(f"The cached graph {path} is compiled anew: {error}.", RuntimeWarning, stacklevel=2)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            continue
+        yield entry, content, True
+
+
+def _remove_temporary_files(directory: Path | None) -> None:
+    if directory is not None:
+        for path in directory.glob(f"aotautograd/*/.{os.getpid()}.*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def pickle_graph(module: fx.GraphModule) -> bytes:
+    """Serialise a graph without what only tracing needed."""
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    for node in module.graph.nodes:
+        for key in ("nn_module_stack", "source_fn_stack", "example_value", "stack_trace", "from_node"):
+            node.meta.pop(key, None)
+    return GraphPickler.dumps(module, Options(ops_filter=None))
+
+
+def unpickle_graph(data: bytes) -> fx.GraphModule:
+    """The inverse of `pickle_graph`."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx._graph_pickler import GraphPickler
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
+
+
+def revive_inductor_code(code: CompiledFxGraph) -> CompiledFxGraph:
+    """Load Inductor's generated module and its kernels."""
+    constants = CompiledFxGraphConstants()
+    graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, constants)
+    if graph is None:
+        raise RuntimeError("Inductor's generated module is gone from the cache")
+    graph.post_compile([], constants, {})
+    return graph

@@ -1,0 +1,188 @@
+"""Lower a graph to StableHLO through Torch-MLIR, as TorchNeuron does: what does not lower here would not compile there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
+from optimum_neuron_torch.emulator.compiler.errors import LoweringError
+from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
+from optimum_neuron_torch.emulator.compiler.passes.mutations import functionalize_input_writes
+from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
+from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
+
+
+@dataclass(frozen=True)
+class StableHlo:
+    """
+    A lowered graph.
+
+    Args:
+        module: the textual form.
+        arguments: positions of the host graph's inputs that are arguments of the module (scalars are not).
+        results: per result of the host graph, its position among the module's results, or the value itself where it is none.
+        written: per further result of the module, the input it must be written back to.
+        constants: the literals of the traced program, the last arguments.
+    """
+
+    module: str
+    arguments: tuple[int, ...]
+    results: tuple[tuple[bool, Any], ...]
+    written: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether torch-mlir is installed."""
+    return importlib.util.find_spec("torch_mlir") is not None
+
+
+@functools.cache
+def version() -> str:
+    """The installed torch-mlir's version; "none" without one."""
+    if not is_available():
+        return "none"
+    with contextlib.suppress(PackageNotFoundError):
+        return distribution_version("torch-mlir")
+    return "unknown"
+
+
+def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo:
+    """
+    Lower AOTAutograd's graph `gm`.
+
+    Raises:
+        LoweringError: an operator has no lowering; it names the operator, its operands and the user's line.
+    """
+    host = trace_on_host(gm, inputs, lowering_decompositions(), kind=kind)
+    written = functionalize_input_writes(host.module)
+    arguments = _drop_scalar_inputs(host)
+    results = _drop_non_tensor_results(host.module)
+    module = _import(host.module) if any(position for position, _ in results) or written else ""
+    return StableHlo(
+        module=module,
+        arguments=tuple(arguments),
+        results=tuple(results),
+        written=tuple(written),
+        constants=tuple(host.constants),
+    )
+
+
+def _drop_scalar_inputs(host: HostGraph) -> list[int]:
+    """Scalars are constants of a static graph and have no argument in the module."""
+    kept = []
+    for position, (node, value) in enumerate(
+        zip(host.module.graph.find_nodes(op="placeholder"), host.inputs, strict=True)
+    ):
+        if isinstance(value, torch.Tensor):
+            kept.append(position)
+        else:
+            node.replace_all_uses_with(value)
+            host.module.graph.erase_node(node)
+    return kept
+
+
+def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
+    output = gm.graph.output_node()
+    tensors: list[fx.Node] = []
+    results: list[tuple[bool, Any]] = []
+    for result in output.args[0]:  # type: ignore[union-attr]
+        if isinstance(result, fx.Node):
+            results.append((True, len(tensors)))
+            tensors.append(result)
+        else:
+            results.append((False, result))
+    output.args = (tuple(tensors),)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return results
+
+
+def _import(gm: fx.GraphModule) -> str:
+    try:
+        return _run_torch_mlir(gm)
+    except Exception as error:
+        raise _lowering_error(gm, str(error)) from error
+
+
+def _run_torch_mlir(gm: fx.GraphModule) -> str:
+    from torch_mlir import fx as torch_mlir_fx
+    from torch_mlir import ir
+    from torch_mlir.dialects import torch as torch_dialect
+    from torch_mlir.extras.fx_importer import FxImporter
+
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    module = torch_mlir_fx.stateless_fx_import(gm, output_type="stablehlo", fx_importer=FxImporter(context=context))
+    return str(module)
+
+
+def _lowering_error(gm: fx.GraphModule, message: str) -> LoweringError:
+    node, reason = _failing_node(gm), _reason(message)
+    if node is None:
+        return LoweringError(f"The graph does not lower to StableHLO: {reason}", op="unknown")
+    name, operands, line = str(node.target), operand_types(node), user_line(node)
+    return LoweringError(
+        f"{name}({', '.join(operands)}) does not lower to StableHLO, so this graph would not compile for Trainium.\n"
+        f"  from {line or 'an unknown line'}\n"
+        f"  torch-mlir: {reason}\n"
+        "Rewrite that line, keep it outside torch.compile, or let such graphs run eagerly with "
+        'options={"fallback_execution": True}.',
+        op=name,
+        inputs=operands,
+        source=line,
+    )
+
+
+def _failing_node(gm: fx.GraphModule) -> fx.Node | None:
+    """The first operator that does not lower alone: torch-mlir often names a constant of its arguments instead."""
+    tried: set[str] = set()
+    for node in gm.graph.nodes:
+        signature = f"{node.target}{operand_types(node)}"
+        if node.op != "call_function" or node.target is operator.getitem or signature in tried:
+            continue
+        tried.add(signature)
+        try:
+            _run_torch_mlir(_alone(node))
+        except Exception:
+            return node
+    return None
+
+
+def _alone(node: fx.Node) -> fx.GraphModule:
+    """A graph that computes `node` from its operands."""
+    graph = fx.Graph()
+    placeholders: dict[fx.Node, fx.Node] = {}
+    for operand in node.all_input_nodes:
+        placeholders[operand] = graph.placeholder(operand.name)
+        placeholders[operand].meta = operand.meta
+    call = graph.node_copy(node, placeholders.__getitem__)
+    results: list[fx.Node] = [call]
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        results = [graph.node_copy(user, {node: call}.__getitem__) for user in node.users]
+    graph.output(tuple(results))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+_ERROR = re.compile(r"error: (?:unknown: )?(.+)")
+
+
+def _reason(message: str) -> str:
+    """The line of torch-mlir's report that says what happened."""
+    match = _ERROR.search(message)
+    if match:
+        return match.group(1)[:300]
+    return next((line.strip() for line in message.splitlines() if line.strip()), "no message")[:300]

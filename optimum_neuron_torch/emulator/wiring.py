@@ -1,0 +1,169 @@
+"""What the native Neuron package itself would register or patch in PyTorch, as a table that can be undone.
+
+`install()` is called at the end of `import torch` and must stay cheap: nothing here imports `torch._dynamo` before a user compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# True while `torch.compile` runs for a caller who named no backend.
+_backend_unnamed: ContextVar[bool] = ContextVar("neuron_backend_unnamed", default=False)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """
+    One attribute of PyTorch replaced.
+
+    Args:
+        owner: what holds the attribute.
+        name: the attribute.
+        wrap: makes the replacement from the original.
+        until: what upstream change would make the patch unnecessary.
+    """
+
+    owner: Any
+    name: str
+    wrap: Callable[[Any], Any]
+    until: str
+
+
+def _compile_without_named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(model: Any = None, **kwargs: Any) -> Any:  # noqa: A001 (it stands for torch.compile)
+        if kwargs.get("backend") is not None:
+            return original(model, **kwargs)
+        if model is None:
+            return functools.partial(compile, **kwargs)
+        if _names_neuron_option(kwargs.get("options")):
+            return original(model, **kwargs, backend="neuron") if "backend" not in kwargs else original(
+                model, **{**kwargs, "backend": "neuron"}
+            )
+        token = _backend_unnamed.set(True)
+        try:
+            return original(model, **kwargs)
+        finally:
+            _backend_unnamed.reset(token)
+
+    return compile
+
+
+def _names_neuron_option(options: Mapping[str, Any] | None) -> bool:
+    from optimum_neuron_torch.emulator.compiler.options import OPTION_KEYS
+
+    return bool(options) and any(key in OPTION_KEYS for key in options)
+
+
+def _remember_whether_named(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, mode: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, mode, *args, **kwargs)
+        self._yields_to_neuron = _backend_unnamed.get()
+        self._mode = mode
+
+    return __init__
+
+
+def _yield_to_neuron(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __call__(self: Any, model_: Any, inputs_: Sequence[Any], **kwargs: Any) -> Any:
+        if getattr(self, "_yields_to_neuron", False) and _involves_neuron(model_, inputs_):
+            from optimum_neuron_torch.emulator.compiler import neuron
+
+            return neuron(model_, inputs_, mode=self._mode)
+        return original(self, model_, inputs_, **kwargs)
+
+    return __call__
+
+
+def _involves_neuron(gm: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a Dynamo graph takes or makes tensors on neuron."""
+    if any(isinstance(value, torch.Tensor) and value.device.type == "neuron" for value in inputs):
+        return True
+    return any(
+        torch.device(device).type == "neuron"
+        for node in gm.graph.nodes
+        if isinstance(device := node.kwargs.get("device"), (str, torch.device))
+    )
+
+
+_PATCHES = (
+    Patch(
+        torch,
+        "compile",
+        _compile_without_named_backend,
+        until="a default backend that depends on the device (torch._dynamo.backends.registry.set_default_backend is global)",
+    ),
+    Patch(torch._TorchCompileInductorWrapper, "__init__", _remember_whether_named, until="as above"),
+    Patch(torch._TorchCompileInductorWrapper, "__call__", _yield_to_neuron, until="as above"),
+)
+_originals: dict[Patch, Any] = {}
+
+
+def install() -> None:
+    """Apply all patches; a second call does nothing."""
+    for patch in _PATCHES:
+        if patch not in _originals:
+            _originals[patch] = getattr(patch.owner, patch.name)
+            setattr(patch.owner, patch.name, patch.wrap(_originals[patch]))
+
+
+def uninstall() -> None:
+    """Put the originals back."""
+    while _originals:
+        patch, original = _originals.popitem()
+        setattr(patch.owner, patch.name, original)
+
+
+def make_guards_portable() -> None:
+    """
+    Let guards of Transformers' models be stored (`aot_compile`): their key-order guard on a registry fails to load.
+
+    Called with the first compilation, since it needs `torch._dynamo`. Upstream: a key-order guard for dictionaries whose owner is dropped.
+    """
+    from torch._dynamo import guards
+
+    original = guards.pickle_guards_state
+    if getattr(original, "_is_neuron_wrapper", False):
+        return
+
+    @functools.wraps(original)
+    def pickle_guards_state(state: Any, *args: Any, **kwargs: Any) -> bytes:
+        if hasattr(state, "output_graph"):
+            with _without_key_order(state.output_graph):
+                return original(state, *args, **kwargs)
+        return original(state, *args, **kwargs)
+
+    pickle_guards_state._is_neuron_wrapper = True  # type: ignore[attr-defined]
+    guards.pickle_guards_state = pickle_guards_state
+
+
+class _without_key_order:
+    """Empties `guard_on_key_order` of a guards state while it is pickled."""
+
+    def __init__(self, output_graph: Any) -> None:
+        self._graph = output_graph
+
+    def __enter__(self) -> None:
+        self._kept = getattr(self._graph, "guard_on_key_order", None)
+        if self._kept:
+            self._graph.guard_on_key_order = set()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._kept:
+            self._graph.guard_on_key_order = self._kept
+
+
+def is_recompile_refused() -> bool:
+    """Whether a new graph is an error now: strict kind `recompile`, after the device was marked warm."""
+    from optimum_neuron_torch.emulator import device
+    from optimum_neuron_torch.emulator.device import extension
+
+    return "recompile" in device.strict_kinds() and extension.load().is_warm()
