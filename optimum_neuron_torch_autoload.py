@@ -1,38 +1,68 @@
 """What `import torch` calls (entry point group `torch.backends`): loads the emulated device without the plugin.
 
-A module of its own, beside the package, because importing `optimum_neuron_torch.emulator` by its name would import the package above it
-and so wire Transformers and Diffusers in every process that imports torch. Wiring is for those who import `optimum_neuron_torch`.
+Importing `optimum_neuron_torch.emulator` also imports the package above it, which wires Transformers and Diffusers.
+That is for those who import `optimum_neuron_torch` themselves, not for every process that imports torch. So the
+package is put into `sys.modules` dormant, and wakes when code outside the emulator imports it (the way of
+`importlib.util.LazyLoader`, with that one more condition).
 """
 
 import importlib.util
 import sys
-from pathlib import Path
+import types
 
 
-EMULATOR = "optimum_neuron_torch.emulator"
+PLUGIN = "optimum_neuron_torch"
+EMULATOR = f"{PLUGIN}.emulator"
+# Code that may pass through the dormant package without waking it.
+INSIDERS = (EMULATOR, __name__, "torch_neuronx", "importlib")
 
 
 def autoload() -> None:
-    """Register the emulated neuron device, or step aside; never raises (torch would turn that into a failed `import torch`)."""
+    """Register the emulated neuron device, or step aside; never raises (torch would fail to import)."""
     try:
-        _load_emulator().autoload()
+        if PLUGIN not in sys.modules:
+            sys.modules[PLUGIN] = _dormant_package()
+        from optimum_neuron_torch.emulator import autoload as autoload_device
+
+        autoload_device()
     except Exception as error:
         import warnings
 
-        warnings.warn(f"the emulated neuron device could not be loaded: {type(error).__name__}: {error}", stacklevel=2)
+        message = f"the emulated neuron device could not be loaded: {type(error).__name__}: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _load_emulator():
-    if EMULATOR in sys.modules:
-        return sys.modules[EMULATOR]
-    package = importlib.util.find_spec("optimum_neuron_torch")  # a top-level name: found without being imported
-    folder = Path(package.submodule_search_locations[0]) / "emulator"
-    spec = importlib.util.spec_from_file_location(EMULATOR, folder / "__init__.py", submodule_search_locations=[str(folder)])
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[EMULATOR] = module
+class _DormantPackage(types.ModuleType):
+    """A package whose code has not run. Importing it, or one of its modules, from outside runs it."""
+
+    def __getattribute__(self, name: str):
+        # An import statement asks for __spec__ (is it loaded?) or __path__ (where are its modules?). Other double
+        # underscores are asked for by tools that walk through all modules.
+        is_telling = name in ("__spec__", "__path__") or not name.startswith("__")
+        if is_telling and not _is_insider(sys._getframe(1)):
+            _wake(self)
+        return types.ModuleType.__getattribute__(self, name)  # its class may have changed just now
+
+
+def _dormant_package() -> _DormantPackage:
+    package = _DormantPackage(PLUGIN)
+    spec = importlib.util.find_spec(PLUGIN)
+    package.__spec__, package.__loader__, package.__file__ = spec, spec.loader, spec.origin
+    package.__path__, package.__package__ = spec.submodule_search_locations, PLUGIN
+    return package
+
+
+def _is_insider(frame: types.FrameType | None) -> bool:
+    """Whether the code that caused an access, looking past the import system's own frames, belongs to the emulator."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(INSIDERS)
+
+
+def _wake(package: _DormantPackage) -> None:
+    package.__class__ = types.ModuleType
     try:
-        spec.loader.exec_module(module)
+        package.__spec__.loader.exec_module(package)
     except BaseException:
-        del sys.modules[EMULATOR]
+        package.__class__ = _DormantPackage
         raise
-    return module
