@@ -60,11 +60,12 @@ def build() -> Path:
     if is_up_to_date():
         return LIBRARY
     built = _compile()
-    SIDECAR.unlink(missing_ok=True)
+    # Replaced, not overwritten: a process that has the old library loaded keeps it.
     temporary = LIBRARY.with_suffix(".tmp")
     shutil.copy2(built, temporary)
-    os.replace(temporary, LIBRARY)  # a process that has the old library loaded keeps it
-    SIDECAR.write_text(json.dumps(build_description(), indent=1) + "\n")
+    os.replace(temporary, LIBRARY)
+    temporary.write_text(json.dumps(build_description(), indent=1) + "\n")
+    os.replace(temporary, SIDECAR)
     return LIBRARY
 
 

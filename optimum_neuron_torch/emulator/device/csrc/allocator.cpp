@@ -1,6 +1,7 @@
 // The memory of the emulated device: a caching allocator over host memory with statistics and a limit.
 #include "allocator.h"
 
+#include <c10/core/alignment.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
@@ -11,6 +12,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <unordered_set>
 #include <vector>
 
 namespace neuron {
@@ -74,6 +76,23 @@ void for_each_statistic(DeviceStats& stats, Function function) {
   }
 }
 
+// In front of the data of every block that is ours: where to find the block, given the address.
+constexpr size_t kHeaderSize = c10::gAlignment;
+
+Block* block_at(void* data) {
+  return *reinterpret_cast<Block**>(static_cast<char*>(data) - kHeaderSize);
+}
+
+void* allocate_with_header(Block* block, size_t size) {
+  auto* memory = static_cast<char*>(c10::alloc_cpu(kHeaderSize + size));
+  *reinterpret_cast<Block**>(memory) = block;
+  return memory + kHeaderSize;
+}
+
+void free_with_header(void* data) {
+  c10::free_cpu(static_cast<char*>(data) - kHeaderSize);
+}
+
 class Pool {
  public:
   Block* allocate(c10::DeviceIndex core, size_t nbytes) {
@@ -113,6 +132,11 @@ class Pool {
     }
     cached_bytes_ += block->size;
     cache_[block->core][block->size].push_back(block);
+  }
+
+  bool owns(const void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return owned_.count(data) != 0;
   }
 
   void empty_cache() {
@@ -181,7 +205,7 @@ class Pool {
     }
     auto* block = new Block();
     try {
-      block->data = c10::alloc_cpu(size);
+      block->data = allocate_with_header(block, size);
     } catch (const c10::Error&) {
       delete block;
       stats_[core].num_ooms++;
@@ -193,6 +217,7 @@ class Pool {
     block->size = size;
     block->core = core;
     stats_[core].num_device_alloc++;
+    owned_.insert(block->data);
     count_reserved(block);
     return block;
   }
@@ -217,7 +242,8 @@ class Pool {
     reserved_bytes_ -= block->size;
     if (owned) {
       stats.num_device_free++;
-      c10::free_cpu(block->data);
+      owned_.erase(block->data);
+      free_with_header(block->data);
     }
     delete block;
   }
@@ -268,6 +294,7 @@ class Pool {
   size_t cached_bytes_ = 0;
   std::array<std::map<size_t, std::vector<Block*>>, kMaxCores> cache_;
   std::array<DeviceStats, kMaxCores> stats_;
+  std::unordered_set<const void*> owned_; // the data of all our blocks
 };
 
 // Never destroyed: tensors held by Python modules outlive static objects.
@@ -289,6 +316,10 @@ void drop_reference(Block* block) {
 
 void delete_host_pointer(void* context) {
   drop_reference(static_cast<Block*>(context));
+}
+
+void delete_raw_host_pointer(void* data) {
+  drop_reference(block_at(data));
 }
 
 void delete_device_pointer(void* context) {
@@ -323,8 +354,24 @@ c10::DataPtr host_pointer(Block* block) {
   return {block->data, block, &delete_host_pointer, c10::Device(c10::kCPU)};
 }
 
+c10::DataPtr raw_host_pointer(Block* block) {
+  block->references.fetch_add(1, std::memory_order_relaxed);
+  return {block->data, block->data, &delete_raw_host_pointer, c10::Device(c10::kCPU)};
+}
+
+bool free_raw_host_pointer(void* data) {
+  if (!pool().owns(data)) {
+    return false;
+  }
+  delete_raw_host_pointer(data);
+  return true;
+}
+
 Block* block_of(const c10::DataPtr& pointer) {
   const auto deleter = pointer.get_deleter();
+  if (deleter == &delete_raw_host_pointer) {
+    return block_at(pointer.get_context());
+  }
   if (deleter == &delete_device_pointer || deleter == &delete_host_pointer) {
     return static_cast<Block*>(pointer.get_context());
   }

@@ -39,6 +39,10 @@ Block* adopt_foreign(c10::DeviceIndex core, const c10::Storage& host);
 
 c10::DataPtr device_pointer(Block* block);
 c10::DataPtr host_pointer(Block* block);
+// As host_pointer, for new memory whose context must be its address, as PyTorch's raw_allocate() wants it.
+c10::DataPtr raw_host_pointer(Block* block);
+// Frees what raw_host_pointer() returned; false where `data` is not such memory.
+bool free_raw_host_pointer(void* data);
 // The block behind a data pointer of either side, or null.
 Block* block_of(const c10::DataPtr& pointer);
 

@@ -13,23 +13,25 @@ namespace {
 constexpr c10::DeviceIndex kHost = -1;
 thread_local c10::DeviceIndex allocating_core = kHost;
 
+c10::Allocator* original_allocator = nullptr;
+
 class HostAllocator final : public c10::Allocator {
  public:
-  explicit HostAllocator(c10::Allocator* original) : original_(original) {}
-
   c10::DataPtr allocate(size_t nbytes) override {
     if (C10_LIKELY(allocating_core == kHost) || nbytes == 0) {
-      return original_->allocate(nbytes);
+      return original_allocator->allocate(nbytes);
     }
-    return host_pointer(allocate_block(allocating_core, nbytes));
+    return raw_host_pointer(allocate_block(allocating_core, nbytes));
   }
 
   bool is_simple_data_ptr(const c10::DataPtr& pointer) const override {
-    return original_->is_simple_data_ptr(pointer);
+    return original_allocator->is_simple_data_ptr(pointer);
   }
 
+  // For raw_allocate() and raw_deallocate(), which oneDNN's primitives use: one deleter for memory of either kind. It is
+  // not the one of ordinary CPU tensors, which keep PyTorch's own.
   c10::DeleterFnPtr raw_deleter() const override {
-    return original_->raw_deleter();
+    return &HostAllocator::free_raw;
   }
 
   void copy_data(void* destination, const void* source, size_t count) const override {
@@ -37,8 +39,14 @@ class HostAllocator final : public c10::Allocator {
   }
 
  private:
-  c10::Allocator* original_;
+  static void free_raw(void* data);
 };
+
+void HostAllocator::free_raw(void* data) {
+  if (!free_raw_host_pointer(data)) {
+    original_allocator->raw_deleter()(data);
+  }
+}
 
 } // namespace
 
@@ -46,7 +54,8 @@ void install_host_allocator() {
   static std::once_flag once;
   std::call_once(once, [] {
     // Above the priority of PyTorch's own, so that nothing that loads later puts the original back.
-    c10::SetAllocator(c10::kCPU, new HostAllocator(c10::GetCPUAllocator()), /*priority=*/1);
+    original_allocator = c10::GetCPUAllocator();
+    c10::SetAllocator(c10::kCPU, new HostAllocator(), /*priority=*/1);
   });
 }
 

@@ -29,6 +29,12 @@ Tensor empty_strided(
     std::optional<at::Layout> layout,
     std::optional<at::Device> device,
     std::optional<bool> pin_memory);
+Tensor efficient_zero_tensor(
+    IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory);
 const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat> memory_format);
 Tensor& set_source_storage(Tensor& self, at::Storage source);
 Tensor& set_source_storage_offset(

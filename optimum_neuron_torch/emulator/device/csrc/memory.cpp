@@ -6,6 +6,7 @@
 #include "strict.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <c10/core/DefaultDtype.h>
@@ -63,6 +64,19 @@ Tensor empty_strided(
   }
   const c10::DeviceGuard guard(where);
   return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, type);
+}
+
+// Gradients that are zero everywhere: they have a shape and a device, but no memory.
+Tensor efficient_zero_tensor(
+    IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  const auto where = checked_device(layout, device, pin_memory);
+  at::native::ZeroTensorAllocator no_memory(where); // local, as in PyTorch: nothing allocates from it again
+  return at::detail::empty_generic(
+      size, &no_memory, kKeys.add(c10::DispatchKey::ZeroTensor), given_or_default(dtype), std::nullopt);
 }
 
 // PyTorch's CPU kernels for these work through the storage's own allocator, which is ours.

@@ -22,6 +22,7 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", kernels::empty_memory_format);
   m.impl("empty_strided", kernels::empty_strided);
+  m.impl("_efficientzerotensor", kernels::efficient_zero_tensor);
   m.impl("resize_", kernels::resize_);
   m.impl("set_.source_Storage", kernels::set_source_storage);
   m.impl("set_.source_Storage_storage_offset", kernels::set_source_storage_offset);
@@ -50,6 +51,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
   m.impl("histc", kernels::histc);
   m.impl("histc.out", kernels::histc_out);
+}
+
+// The copy reads conjugate and negative bits itself. PyTorch's fallbacks for them would clone the tensor first, which
+// copies, which clones: without end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 } // namespace neuron
