@@ -81,6 +81,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, dropout: float = 0.0) -> B
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         num_labels=len(CLASSES),
+        problem_type="single_label_classification",  # else the first step sets it, and a compiled model compiles again
         pad_token_id=tokenizer.pad_token_id,
     )
     return BertForSequenceClassification(config)

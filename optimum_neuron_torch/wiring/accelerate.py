@@ -36,22 +36,10 @@ def _wrap_method(owner: str, name: str, wrap: str) -> Callable[[ModuleType], Und
     return apply
 
 
-# function -> (our wrapper, the modules that hold it: where it is defined, and where Accelerate imported it by name)
-_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "get_max_memory": ("with_neuron_memory", ("accelerate.utils.modeling", "accelerate.utils")),
-    "infer_auto_device_map": (
-        "with_one_device",
-        ("accelerate.utils.modeling", "accelerate.utils", "accelerate.big_modeling", "accelerate"),
-    ),
-    "load_checkpoint_and_dispatch": ("with_one_device_loading", ("accelerate.big_modeling", "accelerate")),
-    "dispatch_model": ("with_named_devices", ("accelerate.big_modeling", "accelerate")),
-}
-
-
-def _function_entries() -> Iterator[Entry]:
-    for name, (wrap, modules) in _FUNCTIONS.items():
-        for module in modules:
-            yield Entry(f"{module}.{name}", module, _wrap_function(name, wrap), _GENERIC)
+def _function_entries(name: str, wrap: str, modules: tuple[str, ...], upstream: str = _GENERIC) -> Iterator[Entry]:
+    """One entry for each module that holds the function: where it is defined, and where it was imported by name."""
+    for module in modules:
+        yield Entry(f"{module}.{name}", module, _wrap_function(name, wrap), upstream)
 
 
 def _method_entry(module: str, owner: str, name: str, wrap: str, upstream: str) -> Entry:
@@ -59,7 +47,22 @@ def _method_entry(module: str, owner: str, name: str, wrap: str, upstream: str) 
 
 
 ENTRIES: tuple[Entry, ...] = (
-    *_function_entries(),
+    *_function_entries("get_max_memory", "with_neuron_memory", ("accelerate.utils.modeling", "accelerate.utils")),
+    *_function_entries(
+        "infer_auto_device_map",
+        "with_one_device",
+        ("accelerate.utils.modeling", "accelerate.utils", "accelerate.big_modeling", "accelerate"),
+    ),
+    *_function_entries(
+        "load_checkpoint_and_dispatch", "with_one_device_loading", ("accelerate.big_modeling", "accelerate")
+    ),
+    *_function_entries("dispatch_model", "with_named_devices", ("accelerate.big_modeling", "accelerate")),
+    *_function_entries(
+        "load_state_dict",
+        "with_host_reading",
+        ("accelerate.utils.modeling", "accelerate.utils"),
+        "safetensors that loads onto any device of torch (it has a list of names)",
+    ),
     _method_entry(
         "accelerate.state",
         "AcceleratorState",
