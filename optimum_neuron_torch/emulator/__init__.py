@@ -1,7 +1,7 @@
 """The stand-in for the Neuron SDK on machines without Trainium: a `neuron` device, its compiler, `torch_neuronx`.
 
-`autoload` is the entry point `torch.backends: neuron_emulator`: PyTorch calls it at the end of `import torch`. This file
-must not import torch itself, or importing it first would find itself half made.
+PyTorch calls `autoload` at the end of `import torch`, through the entry point `torch.backends: neuron_emulator`. This
+file must not import torch itself, or importing it first would find itself half made.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""The steps that make the emulated device available: decide, name the backend, load the extension, add `torch_neuronx`."""
+"""The steps that make the emulated device available: decide, name it, load the extension, add `torch_neuronx`."""
 
 import logging
 import warnings

@@ -51,7 +51,7 @@ def _check_fits() -> None:
     if not LIBRARY.exists():
         raise ExtensionError(
             "the emulated neuron device needs its C++ extension, which is not built "
-            f"({LIBRARY.name} is missing). With a C++ compiler, Python headers and ninja installed, run: {BUILD_COMMAND}"
+            f"({LIBRARY.name} is missing). With a C++ compiler, Python's headers and ninja, run: {BUILD_COMMAND}"
         )
     try:
         built_for = json.loads(SIDECAR.read_text())["torch"]

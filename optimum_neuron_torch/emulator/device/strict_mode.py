@@ -67,7 +67,7 @@ def strict(*kinds: str) -> Iterator[None]:
 
 
 def mark_warm(is_warm: bool = True) -> None:
-    """Says that warm-up is over: with "recompile" among the strict kinds, what would compile is an error from here on."""
+    """Says that warm-up is over: under the strict kind "recompile", what would compile is an error from here on."""
     extension.load().mark_warm(is_warm)
 
 
@@ -84,7 +84,7 @@ def apply_environment() -> None:
 
 
 def user_location() -> str:
-    """The innermost frame that belongs to neither an installed library nor this package. Called from C++ for errors."""
+    """The innermost frame of neither an installed library nor this package. Called from C++ for error messages."""
     frame = sys._getframe(0)
     fallback = "an unknown place (no Python code on this thread, e.g. in a backward pass)"
     while frame is not None:

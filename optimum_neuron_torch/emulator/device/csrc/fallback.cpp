@@ -241,14 +241,23 @@ void host_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   HostCall(op, stack).run();
 }
 
-void register_structured_operations() {
+namespace {
+
+bool is_composed_without_backend(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+} // namespace
+
+void register_composed_operations() {
   static auto* const library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
-        op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+    if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && is_composed_without_backend(*op) &&
         !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
       library->impl(
           c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&host_fallback>(),

@@ -8,9 +8,10 @@ namespace neuron {
 
 void host_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Registers the fallback by name for the operations that PyTorch composes of an allocation and their out= variant unless
-// a backend has them: one call instead of two, under the name that users know.
-void register_structured_operations();
+// PyTorch composes some operations of others unless a backend has them: all structured ones (an allocation and the out=
+// variant), and a few like native_layer_norm. Registers the fallback by name where the CPU has a kernel: one call instead
+// of several, the CPU's numbers, and the name that users know.
+void register_composed_operations();
 
 // For the dispatch keys of sparse tensors, which the device does not have.
 void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -145,7 +145,7 @@ py::object default_generator_of(int64_t core) {
 void initialize() {
   torch::utils::register_fork_handler_for_device_init(kDeviceType);
   install_host_allocator();
-  register_structured_operations();
+  register_composed_operations();
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-"""Streams and events of `torch.neuron`. The emulated device is synchronous: they order nothing, but keep their meaning."""
+"""Streams and events of `torch.neuron`. The emulated device is synchronous, so they order nothing."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext

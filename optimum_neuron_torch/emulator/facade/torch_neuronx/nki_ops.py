@@ -11,8 +11,8 @@ def nki_op(
 ) -> Callable[..., Any]:
     """Makes a custom operator of a typed Python function that launches an NKI kernel.
 
-    The function is both the implementation and the fake implementation, so it must be traceable; add `.register_autograd`
-    to the result for training. Usable as a decorator: `@nki_op("namespace::name", mutates_args={"out"})`.
+    The function is both the implementation and the fake implementation, so it must be traceable; for training, call
+    `.register_autograd` of the result. Usable as a decorator: `@nki_op("namespace::name", mutates_args={"out"})`.
 
     Args:
         name: "namespace::name".
@@ -40,6 +40,6 @@ def wrap_nki(kernel: Callable[..., Any]) -> Callable[..., Any]:
         NotImplementedError: always, until the emulator can run kernels.
     """
     raise NotImplementedError(
-        f"wrap_nki({getattr(kernel, '__name__', kernel)!r}): the emulator cannot run NKI kernels. Wrap a Python function "
-        "that computes the same with torch in nki_op(), or run the kernel on Trainium."
+        f"wrap_nki({getattr(kernel, '__name__', kernel)!r}): the emulator cannot run NKI kernels. Wrap a function that "
+        "computes the same with torch in nki_op(), or run the kernel on Trainium."
     )
