@@ -1,6 +1,7 @@
 """`optimum-cli neuron cache`: what the compile cache holds, and how to empty it.
 
-Clearing deletes a folder's content, so it is done only in a folder that holds nothing but what a compile cache holds.
+Graphs lie in one folder for each torch and kind of CPU, since kernels run on no other. Clearing deletes these folders
+and nothing else: what else lies in the directory is not ours.
 """
 
 import os
@@ -37,38 +38,45 @@ class CacheCommand(NeuronVerb):
         from ..runtime import cache_dir
 
         directory = cache_dir()
-        if not directory.is_dir():
-            print(f"{directory} does not exist: nothing has been compiled into it yet.")
+        entries = graph_folders(directory)
+        if not entries:
+            print(f"{directory} holds no compiled graphs.")
             return 0
         if self.args.action == "list":
-            return _list(directory)
+            return _list(directory, entries)
         if self.args.action == "size":
-            total = measure(directory)
-            print(f"{directory}: {format_bytes(total.size)} in {total.files} files")
+            print(f"{directory}: {format_bytes(sum(measure(entry).size for entry in entries))}")
             return 0
-        return _clear(directory, ask=not self.args.yes)
+        return _clear(directory, entries, ask=not self.args.yes)
 
 
-def measure(path: Path) -> Measure:
-    """Adds up the files below `path` (or `path` itself); files that vanish meanwhile are left out."""
-    paths = [path] if not path.is_dir() or path.is_symlink() else path.rglob("*")
+def graph_folders(directory: Path) -> list[Path]:
+    """The folders of compiled graphs in a cache, one for each torch and kind of CPU; links are not followed."""
+    graphs = directory / "graphs"
+    if not graphs.is_dir() or graphs.is_symlink():
+        return []
+    return sorted(entry for entry in graphs.glob("torch-*") if entry.is_dir() and not entry.is_symlink())
+
+
+def measure(folder: Path) -> Measure:
+    """Adds up the files below `folder`; files that vanish meanwhile are left out."""
     files, size, newest = 0, 0, 0.0
-    for entry in paths:
+    for path in folder.rglob("*"):
         try:
-            status = entry.lstat()
+            status = path.lstat()
         except FileNotFoundError:
             continue
-        if not entry.is_dir() or entry.is_symlink():
+        if not path.is_dir() or path.is_symlink():
             files, size, newest = files + 1, size + status.st_size, max(newest, status.st_mtime)
     return Measure(files, size, newest)
 
 
-def _list(directory: Path) -> int:
+def _list(directory: Path, entries: list[Path]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("entry", "files", "size", "newest", title=str(directory), title_justify="left", box=None)
-    for entry in sorted(directory.iterdir()):
+    table = Table("graphs for", "files", "size", "newest", title=str(directory), title_justify="left", box=None)
+    for entry in entries:
         total = measure(entry)
         newest = datetime.fromtimestamp(total.newest).strftime("%Y-%m-%d %H:%M") if total.files else ""
         table.add_row(entry.name, str(total.files), format_bytes(total.size), newest)
@@ -76,34 +84,15 @@ def _list(directory: Path) -> int:
     return 0
 
 
-def _clear(directory: Path, ask: bool) -> int:
-    reason = reason_not_to_clear(directory)
-    if reason is not None:
-        raise ValueError(f"{directory} is not cleared: {reason}. Delete by hand what you do not need there.")
-    total = measure(directory)
-    if ask and input(f"Delete {format_bytes(total.size)} in {directory}? [y/N] ").strip().lower() not in ("y", "yes"):
+def _clear(directory: Path, entries: list[Path], ask: bool) -> int:
+    size = format_bytes(sum(measure(entry).size for entry in entries))
+    if ask and input(f"Delete {size} of compiled graphs in {directory}? [y/N] ").strip().lower() not in ("y", "yes"):
         print("Nothing was deleted.")
         return FAILED
-    for entry in list(directory.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
-    print(f"Deleted {format_bytes(total.size)} in {directory}")
+    for entry in entries:
+        # Out of the way first: a process that compiles meanwhile never sees half of it.
+        doomed = entry.with_name(f".deleting-{os.getpid()}-{entry.name}")
+        entry.rename(doomed)
+        shutil.rmtree(doomed)
+    print(f"Deleted {size} in {directory}")
     return 0
-
-
-def reason_not_to_clear(directory: Path) -> str | None:
-    """Why the content of `directory` may be more than a compile cache; None where it may be deleted."""
-    directory = directory.resolve()
-    for name, place in (("home folder", Path.home().resolve()), ("current folder", Path.cwd().resolve())):
-        if place == directory or directory in place.parents:
-            return f"your {name} is in it"
-    if directory.stat().st_uid != os.getuid():
-        return "it belongs to another user"
-    foreign = sorted(entry.name for entry in directory.iterdir() if not _is_cache_entry(entry))
-    return f"it holds files that are none of a compile cache's ({', '.join(foreign[:5])})" if foreign else None
-
-
-def _is_cache_entry(entry: Path) -> bool:
-    raise NotImplementedError

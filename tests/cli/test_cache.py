@@ -1,0 +1,62 @@
+"""`cache` counts what is there, and deletes compiled graphs only."""
+
+import builtins
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compile cache with graphs for two torch versions, beside files that are not its own."""
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path / "cache"))
+    for name, size in (("torch-2.13.0-aaaa", 1000), ("torch-2.14.0-bbbb", 2096)):
+        file = tmp_path / "cache" / "graphs" / name / "aotautograd" / "entry"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"x" * size)
+    (tmp_path / "cache" / "notes.txt").write_text("mine")
+    return tmp_path / "cache"
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_list_names_each_folder(run_cli, cache):
+    out = run_cli("neuron", "cache").out
+    assert "torch-2.13.0-aaaa" in out and "torch-2.14.0-bbbb" in out
+    assert "2.0 KiB" in out
+
+
+def test_size_adds_up(run_cli, cache):
+    assert "3.0 KiB" in run_cli("neuron", "cache", "size").out
+
+
+def test_clear_leaves_what_is_not_a_graph(run_cli, cache):
+    assert run_cli("neuron", "cache", "clear", "--yes").code == 0
+    assert _files(cache) == ["notes.txt"]
+    assert "no compiled graphs" in run_cli("neuron", "cache").out
+
+
+def test_clear_asks_first(run_cli, cache, monkeypatch):
+    monkeypatch.setattr(builtins, "input", lambda prompt: "n")
+    assert run_cli("neuron", "cache", "clear").code == 1
+    assert len(_files(cache)) == 3
+
+
+@pytest.mark.parametrize("link", ["graphs", "graphs/torch-2.13.0-aaaa"])
+def test_clear_follows_no_link(run_cli, cache, tmp_path, link):
+    elsewhere = tmp_path / "elsewhere"
+    (cache / link).rename(elsewhere)
+    (cache / link).symlink_to(elsewhere)
+    kept = _files(elsewhere)
+    run_cli("neuron", "cache", "clear", "--yes")
+    assert _files(elsewhere) == kept
+
+
+def test_missing_directory_is_no_error(run_cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path / "nowhere"))
+    for action in ("list", "size", "clear"):
+        outcome = run_cli("neuron", "cache", action)
+        assert outcome.code == 0
+        assert "no compiled graphs" in outcome.out
