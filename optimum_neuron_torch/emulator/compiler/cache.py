@@ -225,12 +225,11 @@ def _remove_temporary_files(directory: Path | None) -> None:
 
 
 def pickle_graph(module: fx.GraphModule) -> bytes:
-    """Serialise a graph without what only tracing needed."""
+    """Serialise a graph without its nodes' metadata, which only compiling needed (fake tensors in it do not pickle)."""
     from torch.fx._graph_pickler import GraphPickler, Options
 
     for node in module.graph.nodes:
-        for key in ("nn_module_stack", "source_fn_stack", "example_value", "stack_trace", "from_node"):
-            node.meta.pop(key, None)
+        node.meta = {}
     return GraphPickler.dumps(module, Options(ops_filter=None))
 
 
@@ -244,10 +243,8 @@ def unpickle_graph(data: bytes) -> fx.GraphModule:
 
 
 def revive_inductor_code(code: CompiledFxGraph) -> CompiledFxGraph:
-    """Load Inductor's generated module and its kernels."""
-    constants = CompiledFxGraphConstants()
-    graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, constants)
+    """Load Inductor's generated module and its kernels. Its own `post_compile` serves CUDA graphs, and is not called."""
+    graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, CompiledFxGraphConstants())
     if graph is None:
         raise RuntimeError("Inductor's generated module is gone from the cache")
-    graph.post_compile([], constants, {})
     return graph

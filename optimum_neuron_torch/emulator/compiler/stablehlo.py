@@ -32,7 +32,7 @@ class StableHlo:
     Args:
         module: the textual form.
         arguments: positions of the host graph's inputs that are arguments of the module (scalars are not).
-        results: per result of the host graph, its position among the module's results, or the value itself where it is none.
+        results: per result of the graph, whether it is a tensor; its position among the module's results if so, else itself.
         written: per further result of the module, the input it must be written back to.
         constants: the literals of the traced program, the last arguments.
     """
@@ -71,11 +71,11 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
     written = functionalize_input_writes(host.module)
     arguments = _drop_scalar_inputs(host)
     results = _drop_non_tensor_results(host.module)
-    module = _import(host.module) if any(position for position, _ in results) or written else ""
+    module = _import(host.module) if any(is_tensor for is_tensor, _ in results) else ""
     return StableHlo(
         module=module,
         arguments=tuple(arguments),
-        results=tuple(results),
+        results=tuple(results[: len(results) - len(written)]),
         written=tuple(written),
         constants=tuple(host.constants),
     )

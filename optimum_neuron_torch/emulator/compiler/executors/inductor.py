@@ -43,7 +43,8 @@ class InductorProgram:
     def revive(self) -> None:
         from optimum_neuron_torch.emulator.compiler.cache import revive_inductor_code
 
-        self._code = revive_inductor_code(self._code)
+        with inductor_config.patch(_CONFIG):
+            self._code = revive_inductor_code(self._code)
 
 
 class InductorExecutor:
