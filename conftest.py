@@ -9,6 +9,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+pytest_plugins = ["tests.tiny_models"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives this process, and the ones that tests start, a compile cache that ends with the run."""

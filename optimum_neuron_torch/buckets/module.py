@@ -19,7 +19,7 @@ from ..config import NeuronConfig
 from ..report import Ledger
 from .axes import PROBES, DimRule, OutputRules, UnknownAxesError, find_rules
 from .graphs import Graphs
-from .pad import pad_axis, pad_rows, repeat_last
+from .pad import dense, pad_axis, pad_rows, repeat_last
 from .shell import borrowed, shell_of
 from .sizes import axis_sizes
 from .twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
@@ -196,7 +196,7 @@ class BucketedModule:
         device = self.module.device
         form = call.form if call.dims else call.spec
         modes = (torch.is_grad_enabled(), torch.is_autocast_enabled(device.type), self.module.dtype)
-        arguments = [tensor.to(device) for tensor in tensors.values()]
+        arguments = [dense(tensor).to(device) for tensor in tensors.values()]
         with borrowed(self.shell, self.module) as shell:
             return self.graphs.call(
                 function, (*bucket.items(), form, *modes), run_forward, shell, call.spec, *arguments
@@ -211,6 +211,8 @@ class BucketedModule:
             constants["use_cache"] = False
         if "labels" in tensors:
             raise ExactShapesError("a loss is computed at exact shapes: padding rows would change its mean")
+        if constants.get("logits_to_keep"):
+            raise ExactShapesError("an integer logits_to_keep counts from the end, where the pads are")
         if self.main_input not in tensors and "inputs_embeds" not in tensors:
             raise ExactShapesError(f"a call without {self.main_input} (it has {sorted(tensors)}) has no bucket rule")
         main = tensors.get(self.main_input, tensors.get("inputs_embeds"))

@@ -26,3 +26,13 @@ def repeat_last(x: torch.Tensor, axis: int, size: int) -> torch.Tensor:
         return x
     last = x.narrow(axis, x.shape[axis] - 1, 1)
     return torch.cat([x, last.expand(*[missing if i == axis % x.dim() else -1 for i in range(x.dim())])], dim=axis)
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """`x` with the strides of a freshly made tensor, those of axes of size 1 included: compiled functions guard on all."""
+    strides, step = [], 1
+    for size in reversed(x.shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    x = x.contiguous()
+    return x if x.stride() == tuple(strides) else x.as_strided(x.shape, strides)

@@ -16,7 +16,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..buckets.graphs import Graphs
-from ..buckets.pad import pad_axis, pad_rows, repeat_last
+from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import NeuronConfig
@@ -128,7 +128,7 @@ class BucketedGeneration:
         is_first = cache.state is None
         inputs = self._pad(cache, arguments)
         spec = StepSpec(cache.rows, is_first, self.layers, inputs.extras, inputs.constants, self.takes_keep)
-        tensors = [tensor.to(self.model.device) for tensor in inputs.tensors]
+        tensors = [dense(tensor).to(self.model.device) for tensor in inputs.tensors]
         function = "prefill" if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
         with borrowed(self.shell, self.model) as shell:
             output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *(cache.state or ()))
@@ -150,7 +150,7 @@ class BucketedGeneration:
         with torch.inference_mode(False), torch.no_grad():
             rows = index.shape[0]
             bucket = {"from": cache.state[0].shape[0], "batch": self.batches.fit(rows), "cache": cache.rows}
-            padded = pad_rows(index.to("cpu", copy=True), bucket["batch"]).to(self.model.device)
+            padded = dense(pad_rows(index.to("cpu", copy=True), bucket["batch"])).to(self.model.device)
             cache.state = self._call("gather", bucket, gather_rows, padded, *cache.state)
             self.ledger.used("gather", bucket, rows, bucket["batch"])
             cache.rows_in_batch = rows

@@ -261,11 +261,11 @@ def _cached_forward(module: torch.nn.Module, prepared: Prepared, arguments: dict
     from ..generation.bucketed import NotBucketableError
     from ..generation.cache import BucketCache
 
+    bucketed = cache.owner if isinstance(cache, BucketCache) else prepared.generation.get()
+    if bucketed is None:
+        return None
     if cache is not None and not isinstance(cache, BucketCache):
         prepared.ledger.depart("stock_path", "forward()", f"the caller brought a {type(cache).__name__}")
-        return None
-    bucketed = cache.owner if cache is not None else prepared.generation.get()
-    if bucketed is None:
         return None
     ids = arguments.get("input_ids")
     try:
