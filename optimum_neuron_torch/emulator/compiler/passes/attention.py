@@ -123,6 +123,8 @@ def flash_as_math(
     """The CPU's flash attention as matrix products: same results, same layout (B, Q, H, D in memory)."""
     accumulate = torch.promote_types(query_BHQD.dtype, torch.float32)
     scale = scale if scale is not None else 1.0 / math.sqrt(query_BHQD.size(-1))
+    # The kernel takes grouped queries as they are.
+    key_BHKD, value_BHKD = (_repeat_heads(x, query_BHQD.size(-3)) for x in (key_BHKD, value_BHKD))
     scores_BHQK = (query_BHQD @ key_BHKD.mT).to(accumulate) * scale
     scores_BHQK = _masked(scores_BHQK, is_causal, attn_mask)
     logsumexp_BHQ = torch.logsumexp(scores_BHQK, -1)
