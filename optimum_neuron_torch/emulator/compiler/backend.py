@@ -40,7 +40,7 @@ def compile_dynamo_graph(
     chosen = CompileOptions.parse(options, mode)
     refuse_dynamic()
     _refuse_recompile(gm, example_inputs)
-    static_inputs = specialise(example_inputs)
+    static_inputs = specialise(gm, example_inputs)
     _refuse_cpu_inputs(static_inputs)
 
     def compiler(kind: Kind) -> Callable[..., Any]:
@@ -92,8 +92,8 @@ def _check_lowering(
     except LoweringError as error:
         if not options.fallback_execution:
             raise
-        metrics.warn_fallback(error)
         record.lowering, record.executor = "fallback", "eager"
+        metrics.warn_fallback(record)
         return None
     record.lowering = "checked"
     return lowered

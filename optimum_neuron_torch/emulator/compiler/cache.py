@@ -75,6 +75,8 @@ class StoredGraph(OutputCode):
             self.graph.program.revive()
         self.graph.record, self._is_live = record, True
         metrics.add(record)
+        if record.lowering == "fallback":
+            metrics.warn_fallback(record)
         if session is not None:
             session.resume_tracing()
 

@@ -86,9 +86,11 @@ def add(record: GraphRecord) -> None:
         counters["neuron"]["graphs_with_collectives"] += 1
 
 
-def warn_fallback(error: Exception) -> None:
-    """Say, once per message, that a graph runs eagerly."""
-    warnings.warn(f"A graph runs eagerly on neuron: {error}", RuntimeWarning, stacklevel=2)
+def warn_fallback(record: GraphRecord) -> None:
+    """Say that a graph, compiled now or loaded, runs eagerly because it did not lower."""
+    warnings.warn(
+        f"Graph {record.graph_name} does not lower to StableHLO and runs eagerly on neuron.", RuntimeWarning, stacklevel=2
+    )
 
 
 def next_graph_name(model_name: str, aot_id: int, kind: str) -> str:

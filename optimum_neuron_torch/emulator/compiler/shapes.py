@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -25,8 +26,12 @@ def refuse_dynamic() -> None:
         )
 
 
-def specialise(inputs: Sequence[Any]) -> list[Any]:
-    """`inputs` with symbolic sizes replaced by the numbers they stand for, each guarded."""
+def specialise(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Replace symbols among the inputs by the numbers they stand for, each guarded, and their uses in `gm` alike."""
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs):
+        if isinstance(value, torch.SymInt):
+            node.replace_all_uses_with(int(value))  # type: ignore[arg-type]
+    gm.recompile()
     return [_specialise(value) for value in inputs]
 
 

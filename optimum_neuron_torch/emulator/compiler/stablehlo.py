@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.util
 import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -177,12 +176,8 @@ def _alone(node: fx.Node) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-_ERROR = re.compile(r"error: (?:unknown: )?(.+)")
-
-
-def _reason(message: str) -> str:
+def _reason(message: str, limit: int = 300) -> str:
     """The line of torch-mlir's report that says what happened."""
-    match = _ERROR.search(message)
-    if match:
-        return match.group(1)[:300]
-    return next((line.strip() for line in message.splitlines() if line.strip()), "no message")[:300]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    telling = (line for line in lines if line.startswith("python exception:") or "error:" in line)
+    return next(telling, lines[0] if lines else "no message").partition("error: ")[2][:limit] or lines[0][:limit]

@@ -71,6 +71,8 @@ class _HostInterpreter(fx.Interpreter):
 
 
 def _on_host(value: Any, fake_mode: FakeTensorMode) -> Any:
+    if isinstance(value, torch.SymInt):
+        return int(value)
     if not isinstance(value, torch.Tensor):
         return value
     with fake_mode:

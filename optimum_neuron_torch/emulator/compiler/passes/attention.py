@@ -101,6 +101,8 @@ def _attention_gradients(
     scale = scale if scale is not None else 1.0 / math.sqrt(query.size(-1))
     scores_BHQK = _masked(query @ key.mT * scale, is_causal, attn_mask)
     weights_BHQK = torch.exp(scores_BHQK - logsumexp_BHQ.unsqueeze(-1))
+    if attn_mask is not None:
+        weights_BHQK = _without_masked_rows(weights_BHQK, scores_BHQK)
     grad_weights_BHQK = grad @ value.mT
     row_BHQ1 = (grad * output).sum(-1, keepdim=True)
     grad_scores_BHQK = weights_BHQK * (grad_weights_BHQK - row_BHQ1)
@@ -121,6 +123,7 @@ def flash_as_math(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The CPU's flash attention as matrix products: same results, same layout (B, Q, H, D in memory)."""
+    key_BHKD, value_BHKD = (_repeat_heads(x, query_BHQD.size(1)) for x in (key_BHKD, value_BHKD))
     accumulate = torch.promote_types(query_BHQD.dtype, torch.float32)
     scale = scale if scale is not None else 1.0 / math.sqrt(query_BHQD.size(-1))
     # The kernel takes grouped queries as they are.
@@ -128,9 +131,17 @@ def flash_as_math(
     scores_BHQK = (query_BHQD @ key_BHKD.mT).to(accumulate) * scale
     scores_BHQK = _masked(scores_BHQK, is_causal, attn_mask)
     logsumexp_BHQ = torch.logsumexp(scores_BHQK, -1)
-    weights_BHQK = torch.softmax(scores_BHQK, -1).to(value_BHKD.dtype)
+    weights_BHQK = torch.softmax(scores_BHQK, -1)
+    if attn_mask is not None:
+        weights_BHQK = _without_masked_rows(weights_BHQK, scores_BHQK)
+    weights_BHQK = weights_BHQK.to(value_BHKD.dtype)
     output_BHQD = weights_BHQK @ value_BHKD
     return output_BHQD.transpose(1, 2).contiguous().transpose(1, 2), logsumexp_BHQ
+
+
+def _without_masked_rows(weights_BHQK: Tensor, scores_BHQK: Tensor) -> Tensor:
+    """A position that may attend to nothing (left padding) gets zeros, as from PyTorch's kernels, not NaN."""
+    return weights_BHQK.masked_fill((scores_BHQK == -math.inf).all(-1, keepdim=True), 0.0)
 
 
 def _masked(scores_BHQK: Tensor, is_causal: bool, attn_mask: Tensor | None) -> Tensor:
@@ -146,7 +157,11 @@ def _masked(scores_BHQK: Tensor, is_causal: bool, attn_mask: Tensor | None) -> T
 
 def flash_backward_as_math(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The CPU's flash attention backward as matrix products, for the lowering."""
-    return _attention_gradients(*args, **kwargs)[:3]
+    grad, query, key, value, *rest = args
+    heads = key.size(1)
+    wide_key, wide_value = (_repeat_heads(x, query.size(1)) for x in (key, value))
+    grad_query, grad_key, grad_value, _ = _attention_gradients(grad, query, wide_key, wide_value, *rest, **kwargs)
+    return grad_query, _sum_heads(grad_key, heads), _sum_heads(grad_value, heads)
 
 
 def single_query_as_math(query_BHQD: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,9 @@ from torch import fx
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-_UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, RuntimeError)
+# How fake tensors say that a body wants values, which they do not have.
+_VALUES_WANTED = (DataDependentOutputException, DynamicOutputShapeException)
+_VALUES_WANTED_TEXTS = ("unallocated storage", "data pointer", "data-dependent")
 
 
 def python_body(target: Any) -> Callable[..., Any] | None:
@@ -33,9 +35,10 @@ def python_body(target: Any) -> Callable[..., Any] | None:
 def _run_body(body: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return torch.func.functionalize(body)(*args, **kwargs)
-    except _UNTRACEABLE:
-        # The body looks at values: the operator stays closed, and runs as it is.
-        return target(*args, **kwargs)
+    except (*_VALUES_WANTED, RuntimeError) as error:
+        if not isinstance(error, _VALUES_WANTED) and not any(text in str(error) for text in _VALUES_WANTED_TEXTS):
+            raise
+        return target(*args, **kwargs)  # the operator stays closed, and runs as it is
 
 
 def body_sources(gm: fx.GraphModule) -> list[str]:

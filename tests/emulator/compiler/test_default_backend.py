@@ -1,0 +1,78 @@
+"""Without a named backend, neuron tensors choose `neuron` and others Inductor, as before."""
+
+import pytest
+import torch
+
+from optimum_neuron_torch.emulator import wiring
+
+
+@pytest.fixture(autouse=True)
+def quick_executor(monkeypatch):
+    monkeypatch.setenv("NEURON_EMULATOR_EXECUTOR", "aten")
+
+
+class Doubler(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def _direct():
+    return torch.compile(lambda x: x * 2)
+
+
+def _decorator():
+    @torch.compile(dynamic=False)
+    def function(x):
+        return x * 2
+
+    return function
+
+
+def _module():
+    return torch.compile(Doubler())
+
+
+def _method():
+    module = Doubler()
+    module.compile()
+    return module
+
+
+@pytest.mark.parametrize("make", [_direct, _decorator, _module, _method])
+def test_neuron_tensors_choose_neuron(make, records):
+    result = make()(torch.ones(3, device="neuron"))
+    assert result.cpu().tolist() == [2, 2, 2]
+    assert len(records()) == 1
+
+
+def test_cpu_tensors_keep_inductor_with_its_mode(records, monkeypatch):
+    from torch._inductor import compile_fx
+
+    seen = []
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda gm, inputs, **kwargs: seen.append(kwargs) or gm.forward)
+    torch.compile(lambda x: x * 2, options={"epilogue_fusion": False})(torch.ones(3))
+    assert seen[0]["config_patches"] == {"epilogue_fusion": False}
+    assert records() == []
+
+
+def test_a_named_inductor_is_not_replaced(records, monkeypatch):
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda gm, inputs, **kwargs: gm.forward)
+    torch.compile(lambda x: x * 2, backend="inductor")(torch.ones(3, device="neuron"))
+    assert records() == []
+
+
+def test_neuron_options_choose_neuron(records):
+    torch.compile(lambda x: x * 2, options={"model_name": "mine"})(torch.ones(3, device="neuron"))
+    assert records()[0]["model_name"] == "mine"
+
+
+def test_the_patches_can_be_undone():
+    patched = torch.compile
+    wiring.uninstall()
+    try:
+        assert torch.compile is not patched
+    finally:
+        wiring.install()
+    assert torch.compile is not patched and torch.compile.__wrapped__ is not patched
