@@ -20,6 +20,7 @@ from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 import optimum_neuron_torch
+from optimum_neuron_torch import NeuronConfig
 
 
 PROMPT = "a lighthouse at night, oil on canvas"
@@ -48,7 +49,7 @@ def make_pipeline(folder: str | Path, *, seed: int = 0) -> Path:
     tokenizer = make_tokenizer()
     unet = UNet2DConditionModel(
         sample_size=32,
-        block_out_channels=(32, 64),
+        block_out_channels=(16, 32),
         layers_per_block=1,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -57,7 +58,7 @@ def make_pipeline(folder: str | Path, *, seed: int = 0) -> Path:
         norm_num_groups=8,
     )
     vae = AutoencoderKL(
-        block_out_channels=(32, 64),
+        block_out_channels=(16, 32),
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
         latent_channels=4,
@@ -109,7 +110,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         name = arguments.model or make_pipeline(folder)
-        pipe = DiffusionPipeline.from_pretrained(name, device_map="neuron")
+        # Graphs of a model this small are interpreted sooner than they are compiled to C++.
+        config = None if arguments.model else NeuronConfig(options={"executor": "aten"})
+        pipe = DiffusionPipeline.from_pretrained(name, device_map="neuron", neuron_config=config)
         on_cpu = DiffusionPipeline.from_pretrained(name)
 
     for label, seed, height in (("first picture", 0, None), ("second picture, same size", 1, None), ("taller", 2, 96)):

@@ -19,10 +19,14 @@ from diffusers import (
 
 import optimum_neuron_torch
 from examples.generate_image import PROMPT, make_pipeline
+from optimum_neuron_torch import NeuronConfig
 
 
 # Pictures are float32 in [0, 1]: a level of 255 is 4e-3.
 TOLERANCE = 2e-5
+# Many small graphs, each run a few times: interpreting them takes less time than compiling them to C++.
+ATEN = NeuronConfig(options={"executor": "aten"})
+UNCHECKED = NeuronConfig(options={"executor": "aten", "lowering": "off"})
 SCHEDULERS = [PNDMScheduler, DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler]
 
 
@@ -38,7 +42,7 @@ def stock(folder):
 
 @pytest.fixture(scope="module")
 def prepared(folder):
-    return DiffusionPipeline.from_pretrained(folder, device_map="neuron")
+    return DiffusionPipeline.from_pretrained(folder, device_map="neuron", neuron_config=UNCHECKED)
 
 
 def draw(pipe, *, seed=0, prompt=PROMPT, **settings) -> np.ndarray:
@@ -84,8 +88,8 @@ def test_schedulers_share_the_graphs(stock, prepared, scheduler):
     assert graphs(prepared) == count
 
 
-def test_one_graph_for_each_size(folder, stock):
-    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron")
+def test_one_graph_for_each_size(folder):
+    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron", neuron_config=ATEN)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*spatial axes.*")
         draw(pipe)
@@ -101,6 +105,15 @@ def test_one_graph_for_each_size(folder, stock):
     assert optimum_neuron_torch.report(pipe).eager_signatures == signatures
 
 
+@pytest.mark.slow  # a UNet in C++ takes minutes to compile
+def test_the_default_executor(folder, stock):
+    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron")
+    assert np.abs(draw(pipe) - draw(stock)).max() <= TOLERANCE
+    count = graphs(pipe)
+    draw(pipe, seed=1)
+    assert graphs(pipe) == count
+
+
 def test_inference_mode_shares_the_graphs(prepared):
     expected = draw(prepared)
     count = graphs(prepared)
@@ -110,7 +123,7 @@ def test_inference_mode_shares_the_graphs(prepared):
 
 
 def test_the_report_says_that_shapes_are_exact(folder):
-    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron")
+    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron", neuron_config=UNCHECKED)
     draw(pipe)
     report = optimum_neuron_torch.report(pipe)
     facts = {(row["kind"], row["where"]) for row in report.departures}
@@ -162,15 +175,16 @@ def test_back_on_the_cpu(folder, stock):
 
 
 def test_the_users_own_compile_is_kept(folder, stock):
-    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron")
-    pipe.unet = torch.compile(pipe.unet, backend="neuron", dynamic=False)
+    pipe = DiffusionPipeline.from_pretrained(folder, device_map="neuron", neuron_config=UNCHECKED)
+    pipe.unet = torch.compile(pipe.unet, backend="neuron", dynamic=False, options=UNCHECKED.options)
     assert np.abs(draw(pipe) - draw(stock)).max() <= TOLERANCE
 
 
 def test_bf16_is_no_further_from_float32_than_the_cpus(folder, stock):
     reference = draw(stock)
-    on_cpu = draw(DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16))
-    found = draw(DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16, device_map="neuron"))
+    on_cpu = draw(DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16))
+    settings = {"dtype": torch.bfloat16, "device_map": "neuron", "neuron_config": UNCHECKED}
+    found = draw(DiffusionPipeline.from_pretrained(folder, **settings))
     for measure in (np.max, np.mean):
         assert measure(np.abs(found - reference)) <= 1.5 * measure(np.abs(on_cpu - reference))
 
@@ -195,7 +209,7 @@ def test_a_transformer_denoiser(tmp_path):
     vae = AutoencoderKL(block_out_channels=(16,), latent_channels=4, norm_num_groups=8)
     DiTPipeline(transformer, vae, DDIMScheduler()).save_pretrained(tmp_path)
     stock = DiffusionPipeline.from_pretrained(tmp_path)
-    pipe = DiffusionPipeline.from_pretrained(tmp_path, device_map="neuron")
+    pipe = DiffusionPipeline.from_pretrained(tmp_path, device_map="neuron", neuron_config=ATEN)
     expected, found = (draw(p, prompt=[1, 7], num_inference_steps=3) for p in (stock, pipe))
     assert np.abs(found - expected).max() <= TOLERANCE
     count = graphs(pipe)
