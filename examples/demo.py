@@ -1,10 +1,11 @@
 """Two real models on the neuron device, and the same on the plain CPU beside them: run by `make demo`.
 
-SmolLM2-135M-Instruct answers five prompts in a batch and one by one, all-MiniLM-L6-v2 embeds thirty sentences. Then a table
-says what was compiled, what ran eagerly, how much was padding and where the time went.
+SmolLM2-135M-Instruct answers five prompts in a batch and one by one, all-MiniLM-L6-v2 embeds thirty sentences. Then
+a table says what was compiled, what ran eagerly, how much was padding and where the time went.
 """
 
 import time
+
 
 START = time.perf_counter()
 
@@ -27,26 +28,27 @@ PROMPTS = [
     "What is the capital of France?",
     "Name three primary colours.",
     "Write one sentence about the sea that a child of six years would understand and enjoy.",
-    "Summarise in one sentence: The library opens at nine in the morning and closes at six in the evening on working days. On "
-    "Saturdays it opens an hour later, and on Sundays and holidays it stays closed. Children under ten need to come with an adult.",
-    "Answer in one word. A farmer has a fox, a goose and a bag of beans, and a boat that holds the farmer and one of them. Left "
-    "alone, the fox would eat the goose, and the goose would eat the beans. The farmer first takes the goose across the river, "
-    "goes back alone, takes the fox across, brings the goose back, leaves it on the first bank, takes the beans across, goes back "
-    "alone, and takes the goose across once more. Now all of them are on the other side of the river and nothing was eaten. Which "
-    "of the three was carried over the river more than once?",
+    "Summarise in one sentence: The library opens at nine in the morning and closes at six in the evening on working "
+    "days. On Saturdays it opens an hour later, and on Sundays and holidays it stays closed. Children under ten need "
+    "to come with an adult.",
+    "Answer in one word. A farmer has a fox, a goose and a bag of beans, and a boat that holds the farmer and one of "
+    "them. Left alone, the fox would eat the goose, and the goose would eat the beans. The farmer first takes the "
+    "goose across the river, goes back alone, takes the fox across, brings the goose back, leaves it on the first "
+    "bank, takes the beans across, goes back alone, and takes the goose across once more. Now all of them are on the "
+    "other side of the river and nothing was eaten. Which of the three was carried over the river more than once?",
 ]
 SUBJECTS = ["The ship", "My neighbour's cat", "A theory of everything", "The old bridge over the river", "Bread"]
 PREDICATES = [
     "sank.",
     "sleeps on the warm stones behind the bakery.",
     "was discussed at length by people who had never read a word about it.",
-    "was painted green in the year in which the mayor lost both the election and, a few weeks later, his only umbrella.",
-    "is made of flour, water, salt and time, and whoever leaves out the last of the four will taste it in every slice, "
-    "however good the oven and however dear the flour.",
-    "belongs to those things that are best seen early in the morning, before the market opens, when the light lies low over the "
-    "roofs and the first carts come up the hill, because later in the day there are too many people, too much noise, and "
-    "nobody who would tell the story of the bell that rang by itself on the night of the great flood, which every child here "
-    "once knew by heart and which nobody has ever written down.",
+    "was painted green in the year in which the mayor lost the election and, a few weeks later, his only umbrella.",
+    "is made of flour, water, salt and time, and whoever leaves out the last of the four will taste it in every "
+    "slice, however good the oven and however dear the flour.",
+    "belongs to those things that are best seen early in the morning, before the market opens, when the light lies "
+    "low over the roofs and the first carts come up the hill, because later in the day there are too many people, too "
+    "much noise, and nobody who would tell the story of the bell that rang by itself on the night of the great flood, "
+    "which every child here once knew by heart and which nobody has ever written down.",
 ]
 SENTENCES = [f"{subject} {predicate}" for subject in SUBJECTS for predicate in PREDICATES]
 

@@ -86,9 +86,7 @@ def warmup(
 
 @contextmanager
 def strict(*kinds: str) -> Iterator[None]:
-    """Make errors of what would only be reported, within the block: kinds of the device, and the plugin's own (see
-    NeuronConfig).
-    """
+    """Within the block, make errors of what would only be reported: kinds of the device and of NeuronConfig.strict."""
     unknown = sorted(set(kinds) - PLUGIN_STRICT_KINDS - DEVICE_STRICT_KINDS)
     if unknown:
         raise ValueError(

@@ -1,6 +1,4 @@
-"""NeuronConfig and Buckets: every knob of the plugin, validated when it is set, saved beside the model as
-`neuron_config.json`.
-"""
+"""NeuronConfig and Buckets: every knob, validated when it is set, saved beside the model as `neuron_config.json`."""
 
 import json
 import logging
@@ -31,9 +29,7 @@ class BucketOverflowError(ValueError):
 
 @dataclass(frozen=True)
 class Growth:
-    """Sizes low, low*factor, low*factor**2, ... up to `high` (None: without limit); a size exists once an input needs
-    it.
-    """
+    """Sizes low, low*factor, low*factor**2, ... up to `high` (None: no limit); each exists once an input needs it."""
 
     low: int
     high: int | None
@@ -98,7 +94,8 @@ class Buckets:
     def __repr__(self) -> str:
         set_axes = {name: sizes for name, sizes in self.axes.items() if sizes != "auto"}
         body = ", ".join(f"{name}={list(s) if isinstance(s, tuple) else s!r}" for name, s in set_axes.items())
-        return f"Buckets({body}{', ' if body and self.overflow else ''}{f'overflow={self.overflow!r}' if self.overflow else ''})"
+        overflow = f"overflow={self.overflow!r}" if self.overflow else ""
+        return f"Buckets({', '.join(part for part in (body, overflow) if part)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Buckets) and (self.axes, self.overflow) == (other.axes, other.overflow)

@@ -83,8 +83,8 @@ def _why_unavailable() -> str:
         return "there is no neuron device: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading it. Unset it."
     if module is None:
         return (
-            "there is no neuron device in this process. Where another accelerator is visible the emulated device stays out: "
-            "set NEURON_EMULATOR=1 to have it all the same, or run on a Trainium instance with TorchNeuron."
+            "there is no neuron device in this process. Where another accelerator is visible the emulated device "
+            "stays out: set NEURON_EMULATOR=1 to have it all the same, or run on a Trainium instance with TorchNeuron."
         )
     try:  # a device that failed to load says why on its first use
         module._lazy_init()

@@ -52,7 +52,7 @@ def run_forward(model: torch.nn.Module, spec: ForwardSpec, *tensors: torch.Tenso
     """The compiled function: `tensors` are the arguments `spec.names`; returns the tensors among the outputs, in
     order.
     """
-    output = type(model).forward(model, **dict(zip(spec.names, tensors)), **dict(spec.constants))
+    output = type(model).forward(model, **dict(zip(spec.names, tensors, strict=True)), **dict(spec.constants))
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
@@ -98,7 +98,7 @@ class Call:
     def form(self) -> tuple:
         """What the layout of the outputs depends on, beside the sizes of the axes."""
         shapes = tuple(
-            (name, tensor.dtype, tuple(axis or size for axis, size in zip(self.dims[name], tensor.shape)))
+            (name, tensor.dtype, tuple(axis or size for axis, size in zip(self.dims[name], tensor.shape, strict=True)))
             for name, tensor in self.tensors.items()
         )
         return shapes, self.constants
@@ -286,7 +286,7 @@ class BucketedModule:
             return str(error)
         except Exception as fake_error:  # models that read values while they run cannot be traced on fake tensors
             if parameter_bytes(self.module) > LARGEST_COPY_BYTES:
-                return f"the model cannot be traced on fake tensors ({_first_line(fake_error)}) and is too large to probe on the host"
+                return f"it is too large to probe on the host, and fake tensors fail: {_first_line(fake_error)}"
             try:
                 twin = host_copy(self.module)
                 rules = find_rules(lambda sizes: _real_shapes(twin, call.spec, _probe(call, sizes)), axes)
@@ -387,7 +387,8 @@ def _probe(call: Call, sizes: dict[str, int], vocabulary: int | None = None) -> 
     inputs = {}
     for name, tensor in call.tensors.items():
         shape = [
-            sizes.get(axis, size) for axis, size in zip(call.dims.get(name, (None,) * tensor.dim()), tensor.shape)
+            sizes.get(axis, size)
+            for axis, size in zip(call.dims.get(name, (None,) * tensor.dim()), tensor.shape, strict=True)
         ]
         if name == "attention_mask":
             inputs[name] = torch.ones(shape, dtype=tensor.dtype)

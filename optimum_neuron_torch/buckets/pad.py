@@ -29,7 +29,7 @@ def repeat_last(x: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """`x` with the strides of a freshly made tensor, those of axes of size 1 included: compiled functions guard on all."""
+    """`x` with the strides of a freshly made tensor, axes of size 1 too: compiled functions guard on them."""
     strides, step = [], 1
     for size in reversed(x.shape):
         strides.insert(0, step)

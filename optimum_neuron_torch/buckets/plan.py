@@ -24,7 +24,7 @@ class Plan:
     observed: tuple[int, ...] = ()
 
     def plot(self, path: str | os.PathLike) -> Path:
-        """Draw the observed sizes and the chosen buckets into an image file. Raises ValueError without observations."""
+        """Draw the observed sizes and the chosen buckets into an image. Raises ValueError without observations."""
         if not self.observed:
             raise ValueError("nothing to draw: this plan was made from limits, not from observed sizes")
         import matplotlib.figure

@@ -40,8 +40,9 @@ class AxisSizes:
             return Growth(self.largest, None).fit(size)
         sizes = list(self.sizes) if isinstance(self.sizes, tuple) else self.sizes
         raise BucketOverflowError(
-            f"{self.axis} {size} is larger than the largest bucket {self.largest} of {sizes}. Shorten the input, add a bucket "
-            f"(Buckets({self.axis}=[..., {Growth(self.largest, None).fit(size)}])), or let buckets grow (Buckets(..., overflow='grow'))."
+            f"{self.axis} {size} is larger than the largest bucket {self.largest} of {sizes}. Shorten the input, "
+            f"add a bucket (Buckets({self.axis}=[..., {Growth(self.largest, None).fit(size)}])), or let buckets grow "
+            "(Buckets(..., overflow='grow'))."
         )
 
 

@@ -44,7 +44,7 @@ def step(model: torch.nn.Module, spec: StepSpec, *tensors: torch.Tensor) -> list
     state = tensors[5 + len(spec.extras) :]
     block = Block(slots_Q, offset, spec.rows, spec.is_first)
     layers = [FullLengthLayer(block, *state[2 * i : 2 * i + 2]) for i in range(spec.layers)]
-    arguments = {**dict(zip(spec.extras, extras)), **dict(spec.constants)}
+    arguments = {**dict(zip(spec.extras, extras, strict=True)), **dict(spec.constants)}
     if spec.takes_keep:
         arguments["logits_to_keep"] = keep_N
     output = type(model).forward(

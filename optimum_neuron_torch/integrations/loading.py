@@ -1,4 +1,4 @@
-"""from_pretrained(..., device_map="neuron", neuron_config=...): where a model goes, and preparing it once it is there."""
+"""from_pretrained(..., device_map="neuron", neuron_config=...): where a model goes, and with which configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def is_current_accelerator() -> bool:
 
 
 def choose_config(neuron_config: NeuronConfig | bool | None, name_or_path: Any) -> NeuronConfig | None:
-    """The configuration to prepare with: the one given, the one saved beside the model, the default; None for `False`."""
+    """The configuration to prepare with: the one given, else the saved one, else the default; None for `False`."""
     if neuron_config is False:
         return None
     if neuron_config is None or neuron_config is True:

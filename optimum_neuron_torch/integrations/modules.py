@@ -154,7 +154,8 @@ def _replaced(module: torch.nn.Module, hooks: dict[str, Callable]) -> dict[str, 
 def _check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
     if buckets.other_axes:
         raise ValueError(
-            f"unknown bucket axes {buckets.other_axes} for {type(module).__name__}: its inputs have the axes {list(Buckets.AXES)}"
+            f"unknown bucket axes {buckets.other_axes} for {type(module).__name__}: its inputs have the axes "
+            f"{list(Buckets.AXES)}"
         )
 
 

@@ -39,8 +39,8 @@ def attention(
     heads, groups = query_BHQD.shape[1], key_BGKD.shape[1]
     if heads % groups or key_BGKD.shape[:3] != value_BGKD.shape[:3] or query_BHQD.shape[-1] != key_BGKD.shape[-1]:
         raise ValueError(
-            f"query {tuple(query_BHQD.shape)}, key {tuple(key_BGKD.shape)} and value {tuple(value_BGKD.shape)} do not fit: expected "
-            "(B, H, Q, D), (B, G, K, D), (B, G, K, Dv) with H a multiple of G"
+            f"query {tuple(query_BHQD.shape)}, key {tuple(key_BGKD.shape)} and value {tuple(value_BGKD.shape)} do not "
+            "fit: expected (B, H, Q, D), (B, G, K, D), (B, G, K, Dv) with H a multiple of G"
         )
     if ranges_B1Q2 is not None:
         inside = mask_of_ranges(ranges_B1Q2, key_BGKD.shape[2])

@@ -1,4 +1,4 @@
-"""Entries for Transformers: loading onto neuron, attention "nki", and pipelines that would stay on the CPU in silence."""
+"""Entries for Transformers: loading onto neuron, attention "nki", and pipelines that would stay on the CPU."""
 
 from functools import wraps
 from types import ModuleType
@@ -68,7 +68,7 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers: from_pretrained prepares",
         "transformers.modeling_utils",
         _load_on_neuron,
-        "a loading hook for out-of-tree devices in from_pretrained; device_map='auto' that sees neuron (accelerate #4278)",
+        "a loading hook for out-of-tree devices in from_pretrained; 'auto' that sees neuron (accelerate #4278)",
     ),
     Entry(
         "transformers: attention nki",
