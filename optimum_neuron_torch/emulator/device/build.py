@@ -24,7 +24,9 @@ BUILD_DIR = DEVICE_DIR / "_build"
 LIBRARY = DEVICE_DIR / f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 SIDECAR = DEVICE_DIR / "_C.json"
 
-COMPILER_FLAGS = ["-O2", "-fvisibility=hidden", "-Wall"]
+# Without debug symbols, which would make the library forty times as large.
+COMPILER_FLAGS = ["-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+LINKER_FLAGS = ["-Wl,--strip-all"]
 
 
 def source_digest() -> str:
@@ -80,6 +82,7 @@ def _compile() -> Path:
         sources=sorted(str(path) for path in SOURCE_DIR.glob("*.cpp")),
         include_dirs=[str(SOURCE_DIR)],
         extra_compile_args=COMPILER_FLAGS,
+        extra_link_args=LINKER_FLAGS,
     )
     distribution = Distribution({"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension}})
     command = distribution.get_command_obj("build_ext")

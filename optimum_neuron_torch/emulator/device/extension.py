@@ -25,9 +25,9 @@ def load() -> ModuleType:
         ValueError: an environment variable that describes the machine has an impossible value.
     """
     global _module
+    if _failure is not None:
+        raise _failure
     if _module is None:
-        if _failure is not None:
-            raise _failure
         _check_fits()
         module = _import_library()
         _configure(module)
@@ -36,7 +36,8 @@ def load() -> ModuleType:
 
 
 def is_loaded() -> bool:
-    return _module is not None
+    """Whether `load()` returns at once: the extension is there, and nothing about it is known to be wrong."""
+    return _module is not None and _failure is None
 
 
 def remember_failure(error: Exception) -> None:

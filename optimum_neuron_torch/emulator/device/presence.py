@@ -6,6 +6,7 @@ accelerator and take over Trainer, pinned memory and Hub kernels. `NEURON_EMULAT
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 
@@ -14,8 +15,10 @@ SWITCH = "NEURON_EMULATOR"
 # How TorchNeuron makes itself known: distribution torch-neuronx, entry points torch.backends: torch_neuronx and
 # torch_dynamo_backends: neuron.
 NATIVE_DISTRIBUTION = "torch-neuronx"
-NATIVE_BACKENDS = frozenset({"torch_neuronx", "torch-neuronx", "neuron"})
-NATIVE_DYNAMO_BACKENDS = frozenset({"neuron"})
+NATIVE_NAMES = {
+    "torch.backends": frozenset({"torch_neuronx", "torch-neuronx", "neuron"}),
+    "torch_dynamo_backends": frozenset({"neuron"}),
+}
 
 OWN_DISTRIBUTION = "optimum-neuron-torch"
 
@@ -51,12 +54,10 @@ def native_distribution() -> str | None:
 
     Neither imports anything nor depends on the order in which distributions are found.
     """
-    for group, names in (("torch.backends", NATIVE_BACKENDS), ("torch_dynamo_backends", NATIVE_DYNAMO_BACKENDS)):
-        for entry_point in entry_points(group=group):
-            if _is_own(entry_point):
-                continue
-            if entry_point.name in names or _distribution_name(entry_point) == NATIVE_DISTRIBUTION:
-                return _distribution_name(entry_point) or entry_point.value
+    for entry_point in _foreign_entry_points():
+        names = NATIVE_NAMES[entry_point.group]
+        if entry_point.name in names or _distribution_name(entry_point) == NATIVE_DISTRIBUTION:
+            return _distribution_name(entry_point) or entry_point.value
     return None
 
 
@@ -73,8 +74,8 @@ def other_accelerator() -> str | None:
         return "MPS"
     if torch.mtia.is_available():
         return "MTIA"
-    for entry_point in entry_points(group="torch.backends"):
-        if not _is_own(entry_point):
+    for entry_point in _foreign_entry_points():
+        if entry_point.group == "torch.backends":
             return f"the PyTorch backend {entry_point.name!r} of {_distribution_name(entry_point)}"
     return None
 
@@ -86,8 +87,16 @@ def _renamed_backend() -> str | None:
     return None if name == "privateuseone" else name
 
 
-def _is_own(entry_point: EntryPoint) -> bool:
-    return _distribution_name(entry_point) == OWN_DISTRIBUTION
+@cache
+def _foreign_entry_points() -> list[EntryPoint]:
+    """The entry points of both groups that are not ours, from one pass over the metadata of all distributions."""
+    found = entry_points()
+    return [
+        entry_point
+        for group in NATIVE_NAMES
+        for entry_point in found.select(group=group)
+        if _distribution_name(entry_point) != OWN_DISTRIBUTION
+    ]
 
 
 def _distribution_name(entry_point: EntryPoint) -> str:

@@ -266,6 +266,13 @@ void register_composed_operations() {
   }
 }
 
+void register_sparse_refusal() {
+  for (const auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1}) {
+    auto* library = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+  }
+}
+
 void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "The neuron device has no sparse tensors (", op.schema().name(),

@@ -13,6 +13,10 @@ void host_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // of several, the CPU's numbers, and the name that users know.
 void register_composed_operations();
 
+// Registers the refusal below for all operations. Like the function above, left to the first use of the device: a
+// fallback touches the tables of all operations, which would slow down `import torch`.
+void register_sparse_refusal();
+
 // For the dispatch keys of sparse tensors, which the device does not have.
 void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 

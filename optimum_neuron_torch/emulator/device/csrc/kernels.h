@@ -54,7 +54,6 @@ Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride);
 Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step);
 Tensor view_as_real(const Tensor& self);
 Tensor view_as_complex(const Tensor& self);
-Tensor make_dual(const Tensor& primal, const Tensor& tangent, int64_t level);
 
 // -- copies (copy.cpp) ------------------------------------------------------------------------------------------------
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking);

@@ -11,14 +11,6 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&host_fallback>());
 }
 
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-}
-
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-}
-
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", kernels::empty_memory_format);
   m.impl("empty_strided", kernels::empty_strided);
@@ -36,7 +28,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", kernels::unfold);
   m.impl("view_as_real", kernels::view_as_real);
   m.impl("view_as_complex", kernels::view_as_complex);
-  m.impl("_make_dual", kernels::make_dual);
 
   m.impl("_copy_from", kernels::copy_from);
   m.impl("_copy_from_and_resize", kernels::copy_from_and_resize);

@@ -80,6 +80,14 @@ void check_core(std::string_view operation, at::TensorList tensors, c10::Device 
   }
 }
 
+void check_forward_gradient(std::string_view operation, at::TensorList tensors, const at::Tensor& tensor) {
+  if (is_on(kForwardAD) && tensor._fw_grad(/*level=*/0).defined()) {
+    refuse(
+        kForwardAD, operation, tensors,
+        "no public source says that forward-mode differentiation works on the device. Use reverse mode");
+  }
+}
+
 void check_memory_format(const OpRecord& record, at::TensorList tensors) {
   if (!is_on(kChannelsLast)) {
     return;
@@ -149,6 +157,7 @@ void check_call(const OpRecord& record, at::TensorList tensors, const Signature&
     if (is_neuron(tensor)) {
       check_dtype(record.name, tensors, tensor.scalar_type());
       check_core(record.name, tensors, tensor.device());
+      check_forward_gradient(record.name, tensors, tensor);
     }
   }
   check_memory_format(record, tensors);

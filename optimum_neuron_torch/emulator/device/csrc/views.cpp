@@ -1,9 +1,6 @@
 // Views that PyTorch writes per backend; all others are composed of these. They compile nothing: no signatures.
 #include "kernels.h"
 
-#include "strict.h"
-
-#include <ATen/ops/_make_dual_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -35,16 +32,6 @@ Tensor view_as_real(const Tensor& self) {
 
 Tensor view_as_complex(const Tensor& self) {
   return at::native::view_as_complex(self);
-}
-
-// Forward-mode differentiation makes its dual tensors here: the one place where it can be noticed.
-Tensor make_dual(const Tensor& primal, const Tensor& tangent, int64_t level) {
-  if (C10_UNLIKELY(strict::is_on(strict::kForwardAD))) {
-    strict::refuse(
-        strict::kForwardAD, "aten::_make_dual", primal,
-        "no public source says that forward-mode differentiation works on the device. Use reverse mode");
-  }
-  return at::native::_make_dual(primal, tangent, level);
 }
 
 } // namespace neuron::kernels

@@ -1,0 +1,96 @@
+"""The `torch_neuronx` package that the emulator provides, and the names that Hugging Face's libraries look for."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from optimum_neuron_torch.emulator import device
+
+
+DEVICE_NAMES = """
+    is_available is_initialized init device_count current_device set_device device get_device_name get_device_properties
+    synchronize Stream Event stream current_stream default_stream set_stream wait_stream wait_event record_event query
+    manual_seed manual_seed_all seed seed_all initial_seed get_rng_state set_rng_state get_rng_state_all
+    set_rng_state_all get_amp_supported_dtype is_bf16_supported memory_stats memory_allocated max_memory_allocated
+    memory_reserved max_memory_reserved memory_summary reset_peak_memory_stats reset_accumulated_memory_stats
+    empty_cache mem_get_info get_dynamo_metrics reset_dynamo_metrics _sleep _is_in_bad_fork _lazy_init
+""".split()
+
+METRIC_NAMES = """
+    is_enabled set_enabled get_counter_names get_counter_value get_metric_names get_metric_data report report_filtered
+    clear_counters clear_metrics clear_all get_compilation_metrics mark_warm
+""".split()
+
+DESCRIPTION_NAMES = """
+    get_platform_target get_lnc_setting get_logical_neuron_cores is_float8_e4m3_supported is_float8_e4m3fn_supported
+    is_mxocp_supported get_neuron_registered_ops
+""".split()
+
+
+@pytest.fixture
+def neuron() -> torch.device:
+    """Core 0 with counters at zero."""
+    device.clear_counters()
+    return torch.device("neuron", 0)
+
+
+def test_device_module_has_the_native_names():
+    assert [name for name in DEVICE_NAMES if not hasattr(torch.neuron, name)] == []
+    import torch.neuron as module
+
+    assert module is torch.neuron
+
+
+def test_package_is_found_as_an_ordinary_one(neuron):
+    spec = importlib.util.find_spec("torch_neuronx")
+    assert spec is not None and spec.submodule_search_locations
+    import torch_neuronx
+    import torch_neuronx.metrics
+    from torch_neuronx import neuron_dynamo_backend, utils
+
+    assert torch_neuronx.is_emulated is True and torch_neuronx.__spec__.name == "torch_neuronx"
+    assert [name for name in METRIC_NAMES if not hasattr(torch_neuronx.metrics, name)] == []
+    assert [name for name in DESCRIPTION_NAMES if not hasattr(utils, name)] == []
+    assert isinstance(neuron_dynamo_backend.get_dynamo_metrics(), list)
+    assert torch_neuronx.memory_allocated() == torch.neuron.memory_allocated()
+
+
+def test_hugging_face_sees_the_device():
+    from accelerate.utils import is_neuron_available
+    from transformers.utils import is_torch_bf16_gpu_available
+    from transformers.utils.import_utils import is_torch_neuron_available
+
+    assert is_torch_neuron_available() and is_neuron_available() and is_torch_bf16_gpu_available()
+
+
+def test_metrics_and_op_tracking(neuron):
+    import torch_neuronx
+
+    x = torch.ones(3).to(neuron)
+    x + x
+    metrics = torch_neuronx.metrics
+    assert metrics.get_counter_value("eager_signatures") == 1
+    assert metrics.get_counter_value("copies") == metrics.get_counter_value("copies.host_to_device") == 1
+    assert metrics.get_counter_value("never counted") == 0
+    assert torch_neuronx.get_executed_ops() == ["aten::add.Tensor"] and torch_neuronx.get_fallback_ops() == []
+    assert "eager_signatures: 1" in metrics.report()
+    assert metrics.report_filtered(["copies"]) == "copies: 1"
+    torch_neuronx.clear_op_tracking()
+    assert torch_neuronx.get_executed_ops() == []
+
+
+def test_nki_op_is_a_traceable_custom_operator(neuron):
+    import torch_neuronx
+
+    @torch_neuronx.nki_op("optimum_neuron_tests::scaled", mutates_args=())
+    def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    x = torch.ones(3, device=neuron)
+    assert torch.equal(scaled(x, 2.0), x * 2)
+    assert torch.ops.optimum_neuron_tests.scaled(torch.empty(5, device="meta"), 2.0).shape == (5,)
+    with pytest.raises(ValueError, match="namespace"):
+        torch_neuronx.nki_op("scaled", scaled)
+    with pytest.raises(NotImplementedError, match="kernel"):
+        torch_neuronx.wrap_nki(scaled)
