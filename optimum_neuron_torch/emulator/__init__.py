@@ -4,8 +4,6 @@ PyTorch calls `autoload` at the end of `import torch`, through the entry point `
 file must not import torch itself, or importing it first would find itself half made.
 """
 
-import warnings
-
 
 def autoload() -> None:
     """Makes the emulated neuron device available, unless a native one or another accelerator is there.
@@ -18,8 +16,6 @@ def autoload() -> None:
 
         install()
     except Exception as error:
-        warnings.warn(
-            f"optimum-neuron-torch could not set up the emulated neuron device: {type(error).__name__}: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        from .device.autoload import warn
+
+        warn(f"The emulated neuron device could not be set up: {type(error).__name__}: {error}")

@@ -36,6 +36,14 @@ def install() -> None:
         )
 
 
+def warn(message: str) -> None:
+    """A warning that stays one under `-W error`, where it would become a failing `import torch`."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        logger.warning(message)
+
+
 def _name_backend() -> None:
     import torch
 
@@ -44,6 +52,7 @@ def _name_backend() -> None:
     torch.utils.rename_privateuse1_backend("neuron")
     torch._register_device_module("neuron", torch_neuron)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch.set_autocast_dtype("neuron", torch.bfloat16)
 
 
 def _load_extension() -> None:
@@ -54,7 +63,7 @@ def _load_extension() -> None:
         strict_mode.apply_environment()
     except Exception as error:
         extension.remember_failure(error)
-        warnings.warn(f"The emulated neuron device cannot be used: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"The emulated neuron device cannot be used: {error}")
 
 
 def _add_facade() -> None:

@@ -137,8 +137,15 @@ def test_pinned_memory(neuron):
     assert torch.equal(pinned.to(neuron, non_blocking=True).cpu(), x)
     with pytest.raises(RuntimeError, match="pin"):
         torch.ones(2, device=neuron).pin_memory()
-    loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, pin_memory=True)
-    assert all(batch.is_pinned() for batch in loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_pins_its_batches(neuron, workers):
+    """Workers are forked from a process that has used the device; they may use the host as they like."""
+    torch.ones(1, device=neuron)
+    loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, pin_memory=True, num_workers=workers)
+    batches = list(loader)
+    assert all(batch.is_pinned() for batch in batches) and torch.cat(batches).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("map_location", [None, "cpu", "neuron:1"])

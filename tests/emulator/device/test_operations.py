@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from optimum_neuron_torch.emulator import device
+
 
 def assert_same(actual, expected):
     torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0)
@@ -147,17 +149,17 @@ def test_missing_kernels_and_layouts_are_told(neuron):
         embedding(torch.tensor([1], device=neuron)).sum().backward()
 
 
-def train(device: str, *, autocast: bool, fused: bool) -> list[float]:
+def train(where: str, *, autocast: bool, fused: bool) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 4))
     data, labels = torch.randn(32, 8), torch.randint(0, 4, (32,))
-    model.to(device)
+    model.to(where)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
     torch.manual_seed(1)
     losses = []
     for _ in range(5):
-        with torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(model(data.to(device)), labels.to(device))
+        with torch.autocast(where, dtype=torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(model(data.to(where)), labels.to(where))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -188,13 +190,13 @@ def test_autocast(neuron):
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda device: torch.randn(1000, device=device),
-        lambda device: torch.randint(0, 10**6, (50,), device=device),
-        lambda device: torch.randperm(100, device=device),
-        lambda device: F.dropout(torch.ones(100, device=device)),
-        lambda device: torch.multinomial(torch.ones(20, device=device), 10),
-        lambda device: torch.native_dropout(torch.ones(100, device=device), 0.5, True)[0],
-        lambda device: torch.empty(10, device=device).exponential_(),
+        lambda where: torch.randn(1000, device=where),
+        lambda where: torch.randint(0, 10**6, (50,), device=where),
+        lambda where: torch.randperm(100, device=where),
+        lambda where: F.dropout(torch.ones(100, device=where)),
+        lambda where: torch.multinomial(torch.ones(20, device=where), 10),
+        lambda where: torch.native_dropout(torch.ones(100, device=where), 0.5, True)[0],
+        lambda where: torch.empty(10, device=where).exponential_(),
     ],
 )
 def test_random_numbers_are_the_cpus(neuron, draw):
@@ -222,6 +224,29 @@ def test_generators_and_their_states(neuron):
     assert torch.neuron.initial_seed() == 7
 
 
+def test_inference_mode(neuron):
+    x = torch.ones(3, 3, device=neuron)
+    with torch.inference_mode():
+        y = F.linear(x, x)
+        y[0].add_(1)
+        view = y.t()
+    assert y.is_inference() and view.is_inference()
+    assert_same(y + x, torch.tensor([[5.0] * 3, [4.0] * 3, [4.0] * 3]))
+
+
+def test_accelerator_functions(neuron):
+    assert torch.accelerator.current_accelerator() == torch.device("neuron")
+    assert torch.accelerator.device_count() == 4
+    with torch.accelerator.device_index(2):
+        assert torch.accelerator.current_device_index() == 2
+        assert torch.empty(1, device="neuron").device.index == 2
+    assert torch.accelerator.current_device_index() == 0
+    assert torch.accelerator.get_memory_info(0) == torch.neuron.mem_get_info(0)
+    torch.accelerator.empty_host_cache()
+    assert "allocated_bytes.all.current" in torch.accelerator.memory_stats()
+    assert torch.get_autocast_dtype("neuron") == torch.bfloat16
+
+
 def test_deepcopy_and_module_methods(neuron):
     module = nn.Linear(3, 2).neuron()
     twin = copy.deepcopy(module)
@@ -229,6 +254,12 @@ def test_deepcopy_and_module_methods(neuron):
         twin.weight.zero_()
     assert module.weight.is_neuron and module.weight.abs().sum() > 0
     assert twin.weight.device == module.weight.device
+    alias = device.host_alias(module.weight)
+    third = copy.deepcopy(module)
+    with torch.no_grad():
+        third.weight.zero_()
+    assert_same(device.host_alias(third.weight), torch.zeros(2, 3))
+    assert alias.abs().sum() > 0
 
 
 def test_streams_and_events(neuron):

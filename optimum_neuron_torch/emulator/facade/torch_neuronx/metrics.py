@@ -1,7 +1,8 @@
 """Counters of the device, with TorchNeuron's function names. Here they are always on.
 
-Counters: "eager_signatures" (each one a compilation on Trainium), "eager_calls", "copies", "fallback_calls" (those that
-the real device would have run on the CPU), "copies.<direction>", and per operation "calls.<op>", "signatures.<op>".
+Counters: "eager_signatures" (each one a compilation on Trainium), "eager_calls", "copies", "fallback_calls" (those
+that the real device would have run on the CPU), "copies.<direction>", and per operation "calls.<op>" and
+"signatures.<op>".
 Metrics, which are lists of measured values, come from compiled graphs: the time spent per phase in microseconds.
 """
 

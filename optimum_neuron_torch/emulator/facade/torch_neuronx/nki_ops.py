@@ -40,6 +40,6 @@ def wrap_nki(kernel: Callable[..., Any]) -> Callable[..., Any]:
         NotImplementedError: always, until the emulator can run kernels.
     """
     raise NotImplementedError(
-        f"wrap_nki({getattr(kernel, '__name__', kernel)!r}): the emulator cannot run NKI kernels. Wrap a function that "
-        "computes the same with torch in nki_op(), or run the kernel on Trainium."
+        f"wrap_nki({getattr(kernel, '__name__', kernel)!r}): the emulator cannot run NKI kernels. Wrap a function "
+        "that computes the same with torch in nki_op(), or run the kernel on Trainium."
     )
