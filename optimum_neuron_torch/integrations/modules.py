@@ -237,8 +237,8 @@ def _bucketed_forward(module: torch.nn.Module, prepared: Prepared, stock: Callab
 
 def _exact_forward(prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
-    needs_graph = torch.is_grad_enabled() or "labels" in arguments or prepared.config.compile is False
-    if not needs_graph:
+    runs_eagerly = torch.is_grad_enabled() or "labels" in arguments or prepared.config.compile is False
+    if not runs_eagerly:
         try:
             return prepared.module.exact(arguments)
         except ExactShapesError as error:
