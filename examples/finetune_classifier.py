@@ -101,7 +101,7 @@ def train(
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=16,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         logging_steps=1,
         report_to="none",
         disable_tqdm=True,
@@ -120,7 +120,7 @@ def largest_difference(a: list[float], b: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=24)
     arguments = parser.parse_args()
     data, tokenizer = make_data()
     steps = {"max_steps": arguments.steps}
