@@ -1,4 +1,4 @@
-"""Builds the emulator's C++ extension, if it can be built; all else is in pyproject.toml.
+"""Builds the emulator's C++ extension, if it can be built; nearly all else is in pyproject.toml.
 
 A host with a native `neuron` device needs no extension and often has no compiler, so a build that is not possible,
 or that fails, leaves the extension out with a message and the package installs all the same. The first use of the
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.egg_info import egg_info
 
 
 DEVICE_DIR = Path(__file__).parent / "optimum_neuron_torch" / "emulator" / "device"
@@ -67,6 +68,20 @@ class BuildEmulator(build_ext):
         return sorted(path for path in device_dir.glob("_C*") if path.is_file())
 
 
+class EggInfo(egg_info):
+    """Leaves the shared namespace `optimum` out of the names that the distribution claims.
+
+    Who asks which distribution `optimum` belongs to should hear Optimum: Diffusers takes the first that claims it, with
+    a warning at every import.
+    """
+
+    def run(self) -> None:
+        super().run()
+        claimed = Path(self.egg_info) / "top_level.txt"
+        names = claimed.read_text().split()
+        claimed.write_text("".join(f"{name}\n" for name in names if name != "optimum"))
+
+
 def _load_builder():
     """Loads the builder by its path: importing it as a part of the package could load what is about to be built."""
     # The build imports torch, which would load an older, possibly unloadable emulator through its entry point.
@@ -78,4 +93,4 @@ def _load_builder():
     return module
 
 
-setup(ext_modules=[Extension(EXTENSION, sources=[])], cmdclass={"build_ext": BuildEmulator})
+setup(ext_modules=[Extension(EXTENSION, sources=[])], cmdclass={"build_ext": BuildEmulator, "egg_info": EggInfo})

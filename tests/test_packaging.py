@@ -86,6 +86,10 @@ def test_build_without_compiler_leaves_the_extension_out(checkout):
     assert "python -m optimum_neuron_torch.emulator.device.build" in output
 
 
+def test_optimum_belongs_to_optimum():
+    assert metadata.packages_distributions()["optimum"] == ["optimum"]
+
+
 @pytest.mark.parametrize(
     ("group", "name", "value"),
     [
