@@ -71,8 +71,8 @@ class BuildEmulator(build_ext):
 class EggInfo(egg_info):
     """Leaves the shared namespace `optimum` out of the names that the distribution claims.
 
-    Who asks which distribution `optimum` belongs to should hear Optimum: Diffusers takes the first that claims it, with
-    a warning at every import.
+    Who asks which distribution `optimum` belongs to should hear Optimum: Diffusers takes the first that claims it,
+    with a warning at every import.
     """
 
     def run(self) -> None:
