@@ -165,7 +165,8 @@ def test_one_info_line_once_and_at_little_cost():
         importlib.metadata.entry_points()  # torch's own autoload has done this
         lines = []
         handler = logging.Handler(); handler.emit = lambda record: lines.append(record.getMessage())
-        logger = logging.getLogger("optimum_neuron_torch.emulator"); logger.addHandler(handler); logger.setLevel("INFO")
+        logger = logging.getLogger("optimum_neuron_torch.emulator")
+        logger.addHandler(handler); logger.setLevel("INFO")
         start = time.process_time()
         entry_point.autoload()
         cost = time.process_time() - start

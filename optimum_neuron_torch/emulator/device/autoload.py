@@ -73,8 +73,6 @@ def _add_facade() -> None:
 
 
 def _install_wiring() -> None:
-    try:
-        from .. import wiring
-    except ImportError:
-        return
+    from .. import wiring
+
     wiring.install()

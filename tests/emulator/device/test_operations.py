@@ -117,6 +117,7 @@ def test_out_arguments_and_resizing(neuron):
         (lambda x: torch.mm(torch.ones(3, 3), x), "neuron:0 and cpu"),
         (lambda x: x @ x.to("neuron:1"), "neuron:0 and neuron:1"),
         (lambda x: F.conv1d(x, torch.ones(3, 3, 1)), "neuron:0 and cpu"),
+        (lambda x: x.index_put_((torch.tensor([0]),), torch.ones(1, 3)), "neuron:0 and cpu"),
         (lambda x: torch.cat([x, torch.ones(3, 3)]), "neuron:0 and cpu"),
     ],
 )

@@ -81,7 +81,7 @@ class HostCall {
   void find_core() {
     std::optional<c10::Device> found;
     for_each_tensor(arguments(), [&](const at::Tensor& tensor, size_t index) {
-      if (!tensor.defined() || (tensor.is_cpu() && (tensor.dim() == 0 || record_.takes_host_tensors))) {
+      if (!tensor.defined() || may_be_on_host(tensor, schema_.arguments()[index])) {
         return;
       }
       if (!found) {
@@ -102,6 +102,11 @@ class HostCall {
       }
     }
     core_ = found && found->type() == kDeviceType ? core_of(*found) : current_core();
+  }
+
+  // As on other accelerators: numbers, and what record_ says, but not the values that an index_put writes.
+  bool may_be_on_host(const at::Tensor& tensor, const c10::Argument& argument) const {
+    return tensor.is_cpu() && (tensor.dim() == 0 || (record_.takes_host_tensors && argument.name() != "values"));
   }
 
   void observe_call() {
