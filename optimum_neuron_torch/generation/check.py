@@ -23,19 +23,12 @@ WINDOW = 6
 PADS = 4
 
 
-def find_mismatch(model: torch.nn.Module, ledger: Ledger) -> str | None:
-    """What differs between bucketed and plain forward of a twin of `model`, or None.
-
-    The paths its attention calls took are noted in `ledger`.
-    """
-    from ..integrations.attention import recording
-
+def find_mismatch(model: torch.nn.Module) -> str | None:
+    """What differs between bucketed and plain forward of a twin of `model`, or None."""
     try:
         twin = shallow_twin(model)
         _narrow_windows(twin)
-        with recording() as paths:
-            worst = _largest_difference(twin)
-        ledger.attention.update(paths)
+        worst = _largest_difference(twin)
     except Exception as error:
         return f"the self check could not run ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
     difference, scale, where = worst

@@ -3,39 +3,15 @@
 Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..nki import ops
+from ..nki.paths import record
 
 
 NAME = "nki"
-
-_recorders: list[Counter] = []
-
-
-@contextmanager
-def recording() -> Iterator[Counter]:
-    """Count, within the block, which path each eager attention call took (compiled graphs were decided when they were
-    traced).
-    """
-    paths: Counter = Counter()
-    _recorders.append(paths)
-    try:
-        yield paths
-    finally:
-        # By identity: equal counters of nested blocks are not the same.
-        _recorders[:] = [recorder for recorder in _recorders if recorder is not paths]
-
-
-def _record(path: str) -> None:
-    if not torch.compiler.is_compiling():
-        for recorder in _recorders:
-            recorder[path] += 1
 
 
 def nki_attention_forward(
@@ -57,12 +33,12 @@ def nki_attention_forward(
     if reason is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        _record(f"sdpa ({reason})")
+        record(f"sdpa ({reason})")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, softcap=softcap, **kwargs,
         )  # fmt: skip
-    _record(NAME)
+    record(NAME)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and is_causal and query.shape[2] > 1:
         attention_mask = _causal_mask(query.shape[2], key.shape[2], query.device)

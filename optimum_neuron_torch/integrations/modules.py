@@ -21,6 +21,7 @@ from ..buckets.graphs import Graphs
 from ..buckets.module import BucketedModule, ExactShapesError
 from ..buckets.shell import HOOKS, shell_of, visible_attributes
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
+from ..nki.paths import recording
 from ..report import Ledger
 from .attention import ignores_attention_name
 
@@ -73,7 +74,9 @@ class LazyGeneration:
             self.reason = str(error)
             return
         if self._config.verify is not False:
-            self.reason = find_mismatch(self._model, self._ledger)
+            with recording() as paths:
+                self.reason = find_mismatch(self._model)
+            self._ledger.attention.update(paths)
             if self.reason is not None and self._config.verify == "raise":
                 raise ValueError(
                     f"{type(self._model).__name__}: {self.reason}; verify='warn' takes the stock path instead"
