@@ -1,5 +1,6 @@
 """Devices of `torch.neuron`: initialisation, the current core, properties."""
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from .. import extension, hardware
 Device = torch.device | str | int | None
 
 _initialized = False
+_initializing = threading.Lock()  # Transformers' first use of the device is from several loading threads
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,10 @@ def _lazy_init() -> None:
     global _initialized
     module = extension.load()
     module.check_not_in_bad_fork()
-    if not _initialized:
-        module.initialize()
-        _initialized = True
+    with _initializing:
+        if not _initialized:
+            module.initialize()
+            _initialized = True
 
 
 def _is_in_bad_fork() -> bool:
