@@ -158,9 +158,12 @@ def test_never_raises(warnings):
 
 
 def test_one_info_line_once_and_at_little_cost():
-    """Under 50 ms of processor time on top of `import torch`; the best of three, on a machine with other work."""
+    """Under 50 ms on top of `import torch`, on a machine where that takes 1.3 s; as a share, as others work here too."""
     code = """
-        import importlib.metadata, logging, time, torch
+        import importlib.metadata, logging, time
+        start = time.process_time()
+        import torch
+        whole = time.process_time() - start
         import optimum_neuron_torch_autoload as entry_point
         importlib.metadata.entry_points()  # torch's own autoload has done this
         lines = []
@@ -171,11 +174,11 @@ def test_one_info_line_once_and_at_little_cost():
         entry_point.autoload()
         cost = time.process_time() - start
         entry_point.autoload()
-        print(len(lines), "current accelerator" in lines[0], cost)
+        print(len(lines), "current accelerator" in lines[0], cost / whole)
     """
     answers = [run(code, **LATE).split() for _ in range(3)]
     assert all(answer[:2] == ["1", "True"] for answer in answers)
-    assert min(float(answer[2]) for answer in answers) < 0.05
+    assert min(float(answer[2]) for answer in answers) < 0.05 / 1.3
 
 
 def test_fork_before_and_after_first_use():

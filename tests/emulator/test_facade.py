@@ -11,7 +11,8 @@ from optimum_neuron_torch.emulator import device
 DEVICE_NAMES = """
     is_available is_initialized init device_count current_device set_device device get_device_name
     get_device_properties synchronize Stream Event stream current_stream default_stream set_stream wait_stream
-    wait_event record_event query manual_seed manual_seed_all seed seed_all initial_seed get_rng_state set_rng_state get_rng_state_all
+    wait_event record_event query manual_seed manual_seed_all seed seed_all initial_seed get_rng_state
+    set_rng_state get_rng_state_all
     set_rng_state_all get_amp_supported_dtype is_bf16_supported memory_stats memory_allocated max_memory_allocated
     memory_reserved max_memory_reserved memory_summary reset_peak_memory_stats reset_accumulated_memory_stats
     empty_cache mem_get_info get_dynamo_metrics reset_dynamo_metrics _sleep _is_in_bad_fork _lazy_init

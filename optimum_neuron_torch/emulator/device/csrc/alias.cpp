@@ -1,4 +1,4 @@
-// Two views of the same memory: a CPU tensor over a neuron tensor's storage, and the other way round. Nothing is copied.
+// Two views of the same memory: a CPU tensor over a neuron tensor's storage, and the other way round, without copies.
 #include "alias.h"
 
 #include "allocator.h"

@@ -1,4 +1,4 @@
-// Two views of the same memory: a CPU tensor over a neuron tensor's storage, and the other way round. Nothing is copied.
+// Two views of the same memory: a CPU tensor over a neuron tensor's storage, and the other way round, without copies.
 #pragma once
 
 #include "cores.h"
@@ -15,8 +15,8 @@ inline bool is_neuron(const at::Tensor& tensor) {
 // A CPU tensor over the memory of `tensor`, with its sizes, strides, dtype, and conjugate and negative bits.
 at::Tensor host_alias(const at::Tensor& tensor);
 
-// As host_alias, but the result is kept with `tensor` for as long as its storage and geometry stay: for callers that ask
-// again and again, e.g. a compiled graph for its weights.
+// As host_alias, but the result is kept with `tensor` for as long as its storage and geometry stay: for callers that
+// ask again and again, e.g. a compiled graph for its weights.
 at::Tensor kept_host_alias(const at::Tensor& tensor);
 
 // A neuron tensor over the memory of the CPU tensor `host`. The memory counts as allocated on `core`.

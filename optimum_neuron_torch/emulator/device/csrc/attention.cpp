@@ -1,5 +1,5 @@
-// The fused scaled dot product attention: the hook where the real device puts its NKI flash kernel. Here it is the CPU's
-// flash kernel, wherever that applies; everything else takes PyTorch's math path.
+// The fused scaled dot product attention: the hook where the real device puts its NKI flash kernel. Here it is the
+// CPU's flash kernel, wherever that applies; everything else takes PyTorch's math path.
 #include "kernels.h"
 
 #include "operation.h"
@@ -30,7 +30,8 @@ int64_t fused_sdp_choice(
     std::optional<double> scale,
     bool enable_gqa) {
   const auto choice = at::_ops::_fused_sdp_choice::redispatch(
-      c10::DispatchKeySet(c10::DispatchKey::CPU), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+      c10::DispatchKeySet(c10::DispatchKey::CPU), query, key, value, attn_mask, dropout_p, is_causal, scale,
+      enable_gqa);
   const bool needs_bias_gradient =
       attn_mask.has_value() && attn_mask->defined() && attn_mask->requires_grad() && at::GradMode::is_enabled();
   const bool is_flash = choice == static_cast<int64_t>(at::SDPBackend::flash_attention);

@@ -47,8 +47,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
       {stride, padding, dilation, transposed, output_padding, groups, output_mask[0], output_mask[1], output_mask[2]});
   const int64_t output_channels = transposed ? weight.size(1) * groups : weight.size(0);
   auto [grad_input, grad_weight, grad_bias] = at::convolution_backward(
-      host_alias(grad_output), host_alias(input), host_alias(weight), at::OptionalIntArrayRef({output_channels}), stride,
-      padding, dilation, transposed, output_padding, groups, output_mask);
+      host_alias(grad_output), host_alias(input), host_alias(weight), at::OptionalIntArrayRef({output_channels}),
+      stride, padding, dilation, transposed, output_padding, groups, output_mask);
   return {operation.result(grad_input), operation.result(grad_weight), operation.result(grad_bias)};
 }
 

@@ -1,7 +1,8 @@
 // What the device counts: operations, eager signatures and copies.
 //
 // On Trainium an eager operation is compiled once for each signature: the operation, the shapes and dtypes of its
-// tensors, and its other arguments. Dense copies of one dtype between host and device, views and `empty` compile nothing.
+// tensors, and its other arguments. Dense copies of one dtype between host and device, views and `empty` compile
+// nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,8 @@
 // The boxed fallback: runs an operation of the neuron device with the CPU's kernel, on the same memory.
 //
-// Its arguments become CPU tensors over the neuron tensors' memory (alias.h), its results neuron tensors over the memory
-// that the kernel allocated (host_allocations.h). Nothing is copied, so views, in-place operations and out= arguments
-// mean what they mean on the CPU.
+// Its arguments become CPU tensors over the neuron tensors' memory (alias.h), its results neuron tensors over the
+// memory that the kernel allocated (host_allocations.h). Nothing is copied, so views, in-place operations and out=
+// arguments mean what they mean on the CPU.
 #include "fallback.h"
 
 #include "operation.h"
@@ -24,8 +24,9 @@ class HostCall {
     TORCH_CHECK_NOT_IMPLEMENTED(
         op_.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
             op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
-        record_.name, " is not implemented for the emulated neuron device: it runs operations with the CPU's kernels, and "
-        "PyTorch has none for this one. Move the tensors to a device that has it, or write the step with other "
+        record_.name,
+        " is not implemented for the emulated neuron device: it runs operations with the CPU's kernels, and PyTorch "
+        "has none for this one. Move the tensors to a device that has it, or write the step with other "
         "operations.");
     find_core();
     observe_call();

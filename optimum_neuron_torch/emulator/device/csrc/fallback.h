@@ -8,9 +8,9 @@ namespace neuron {
 
 void host_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// PyTorch composes some operations of others unless a backend has them: all structured ones (an allocation and the out=
-// variant), and a few like native_layer_norm. Registers the fallback by name where the CPU has a kernel: one call instead
-// of several, the CPU's numbers, and the name that users know.
+// PyTorch composes some operations of others unless a backend has them: all structured ones (an allocation and the
+// out= variant), and a few like native_layer_norm. Registers the fallback by name where the CPU has a kernel: one call
+// instead of several, the CPU's numbers, and the name that users know.
 void register_composed_operations();
 
 // Registers the refusal below for all operations. Like the function above, left to the first use of the device: a

@@ -1,5 +1,5 @@
-// torch.histc of integers, which accelerators have and the CPU lacks: mixture-of-experts models count the tokens of each
-// expert with it. Floating point goes to the CPU's kernel.
+// torch.histc of integers, which accelerators have and the CPU lacks: mixture-of-experts models count the tokens of
+// each expert with it. Floating point goes to the CPU's kernel.
 #include "kernels.h"
 
 #include "fallback.h"

@@ -28,8 +28,8 @@ class HostAllocator final : public c10::Allocator {
     return original_allocator->is_simple_data_ptr(pointer);
   }
 
-  // For raw_allocate() and raw_deallocate(), which oneDNN's primitives use: one deleter for memory of either kind. It is
-  // not the one of ordinary CPU tensors, which keep PyTorch's own.
+  // For raw_allocate() and raw_deallocate(), which oneDNN's primitives use: one deleter for memory of either kind. It
+  // is not the one of ordinary CPU tensors, which keep PyTorch's own.
   c10::DeleterFnPtr raw_deleter() const override {
     return &HostAllocator::free_raw;
   }

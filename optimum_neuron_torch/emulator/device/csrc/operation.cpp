@@ -23,8 +23,8 @@ void raise_mixed_devices(
     const std::string& argument,
     const std::string& operation) {
   TORCH_CHECK(
-      false, "Expected all tensors to be on the same device, but found at least two devices, ", expected, " and ", found,
-      "! (when checking argument for argument ", argument, " in method ", operation, ")");
+      false, "Expected all tensors to be on the same device, but found at least two devices, ", expected, " and ",
+      found, "! (when checking argument for argument ", argument, " in method ", operation, ")");
   std::abort();
 }
 

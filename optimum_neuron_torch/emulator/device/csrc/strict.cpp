@@ -62,7 +62,9 @@ void check_dtype(std::string_view operation, at::TensorList tensors, at::ScalarT
     refuse(kFloat64, operation, tensors, "Trainium has no float64: it computes in float32. Use float32");
   }
   if (is_on(kComplex) && c10::isComplexType(dtype)) {
-    refuse(kComplex, operation, tensors, "complex dtypes are not native to Trainium. Keep real and imaginary parts apart");
+    refuse(
+        kComplex, operation, tensors,
+        "complex dtypes are not native to Trainium. Keep real and imaginary parts apart");
   }
 }
 
