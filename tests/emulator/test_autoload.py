@@ -158,7 +158,7 @@ def test_never_raises(warnings):
 
 
 def test_one_info_line_once_and_at_little_cost():
-    """Under 50 ms on top of `import torch`, on a machine where that takes 1.3 s; as a share, as others work here too."""
+    """Under 50 ms where `import torch` takes 1.3 s; as a share of it, since the machine has other work."""
     code = """
         import importlib.metadata, logging, time
         start = time.process_time()
