@@ -1,6 +1,7 @@
 """What the native Neuron package itself would register or patch in PyTorch, as a table that can be undone.
 
-`install()` is called at the end of `import torch` and must stay cheap: nothing here imports `torch._dynamo` before a user compiles.
+`install()` is called at the end of `import torch` and must stay cheap: nothing here imports `torch._dynamo` before a
+user compiles.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 
 # True while `torch.compile` runs for a caller who named no backend.
 _backend_unnamed: ContextVar[bool] = ContextVar("neuron_backend_unnamed", default=False)
@@ -37,15 +39,13 @@ class Patch:
 
 def _compile_without_named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def compile(model: Any = None, **kwargs: Any) -> Any:  # noqa: A001 (it stands for torch.compile)
+    def compile(model: Any = None, **kwargs: Any) -> Any:
         if kwargs.get("backend") is not None:
             return original(model, **kwargs)
         if model is None:
             return functools.partial(compile, **kwargs)
         if _names_neuron_option(kwargs.get("options")):
-            return original(model, **kwargs, backend="neuron") if "backend" not in kwargs else original(
-                model, **{**kwargs, "backend": "neuron"}
-            )
+            return original(model, **{**kwargs, "backend": "neuron"})
         token = _backend_unnamed.set(True)
         try:
             return original(model, **kwargs)
@@ -99,7 +99,7 @@ _PATCHES = (
         torch,
         "compile",
         _compile_without_named_backend,
-        until="a default backend that depends on the device (torch._dynamo.backends.registry.set_default_backend is global)",
+        until="a default backend per device; torch._dynamo.backends.registry.set_default_backend knows one for all",
     ),
     Patch(torch._TorchCompileInductorWrapper, "__init__", _remember_whether_named, until="as above"),
     Patch(torch._TorchCompileInductorWrapper, "__call__", _yield_to_neuron, until="as above"),
@@ -126,7 +126,8 @@ def make_guards_portable() -> None:
     """
     Let guards of Transformers' models be stored (`aot_compile`): their key-order guard on a registry fails to load.
 
-    Called with the first compilation, since it needs `torch._dynamo`. Upstream: a key-order guard for dictionaries whose owner is dropped.
+    Called with the first compilation, since it needs `torch._dynamo`. Upstream: a key-order guard for dictionaries
+    whose owner is dropped.
     """
     from torch._dynamo import guards
 

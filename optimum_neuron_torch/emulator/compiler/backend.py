@@ -26,6 +26,7 @@ from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specia
 from optimum_neuron_torch.emulator.compiler.source import describe_inputs, first_user_line
 from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
 
+
 wiring.make_guards_portable()
 
 
@@ -89,7 +90,7 @@ def _check_lowering(
     try:
         with record.timed("lower"):
             lowered = stablehlo.lower(gm, inputs, kind=kind)
-    except LoweringError as error:
+    except LoweringError:
         if not options.fallback_execution:
             raise
         record.lowering, record.executor = "fallback", "eager"
@@ -145,13 +146,14 @@ def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:
 def _refuse_recompile(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     if wiring.is_recompile_refused():
         raise RecompileError(
-            f"A new graph after warm-up, under strict 'recompile': {first_user_line(gm)}; inputs {describe_inputs(inputs)}. "
+            f"A new graph after warm-up, under strict 'recompile': {first_user_line(gm)}; "
+            f"inputs {describe_inputs(inputs)}. "
             "Warm up this shape too, or pad its inputs to one that is warm."
         )
 
 
 def _refuse_cpu_inputs(inputs: Sequence[Any]) -> None:
-    """A CPU tensor beside neuron tensors is read where it lies, as TorchNeuron copies it, unless that is switched off."""
+    """TorchNeuron copies a CPU tensor that enters a graph; here it is read where it lies, unless that is forbidden."""
     if os.environ.get("TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY", "").lower() not in ("1", "true"):
         return
     kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}

@@ -1,8 +1,8 @@
 """The persistent cache: AOTAutograd's results and Inductor's kernels, in a directory of ours.
 
-Everything here leans on private parts of PyTorch (2.13, 2.14). Where one of them is missing or the directory cannot be trusted, the
-compiler works without a cache. Entries are code, so they are read only from a directory that belongs to the user and that no one else
-may write to; each file's name is a digest of its content.
+Everything here leans on private parts of PyTorch (2.13, 2.14). Where one of them is missing or the directory cannot
+be trusted, the compiler works without a cache. Entries are code, so they are read only from a directory that belongs
+to the user and that no one else may write to; each file's name is a digest of its content.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from optimum_neuron_torch.emulator.compiler import metrics
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 from optimum_neuron_torch.emulator.compiler.session import Session
+
 
 VARIABLE = "OPTIMUM_NEURON_CACHE"
 DEFAULT_DIRECTORY = "~/.cache/optimum_neuron_torch"
@@ -200,7 +201,7 @@ def _own_version() -> str:
 def _verified_candidates(
     cls: type[AOTAutogradCache], local: bool, remote_cache: Any, key: str
 ) -> Iterator[tuple[Any, bytes, bool]]:
-    """Stored results for `key` whose content matches the digest in their name; others are removed, with one warning."""
+    """The stored results for `key` that match the digest in their name; others are removed, with a warning."""
     folder = Path(cls._get_tmp_dir_for_key(key))
     if not (local and folder.is_dir()):
         return
@@ -227,7 +228,7 @@ def _remove_temporary_files(directory: Path | None) -> None:
 
 
 def pickle_graph(module: fx.GraphModule) -> bytes:
-    """Serialise a graph without its nodes' metadata, which only compiling needed (fake tensors in it do not pickle)."""
+    """Serialise a graph without its nodes' metadata: only compiling needed it, and its fake tensors do not pickle."""
     from torch.fx._graph_pickler import GraphPickler, Options
 
     for node in module.graph.nodes:
@@ -245,7 +246,7 @@ def unpickle_graph(data: bytes) -> fx.GraphModule:
 
 
 def revive_inductor_code(code: CompiledFxGraph) -> CompiledFxGraph:
-    """Load Inductor's generated module and its kernels. Its own `post_compile` serves CUDA graphs, and is not called."""
+    """Load Inductor's generated module and its kernels; its own `post_compile` serves CUDA graphs only."""
     graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, CompiledFxGraphConstants())
     if graph is None:
         raise RuntimeError("Inductor's generated module is gone from the cache")

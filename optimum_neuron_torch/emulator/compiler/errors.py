@@ -1,7 +1,7 @@
 """Errors of the `neuron` compile backend that a user may want to catch.
 
-Dynamo wraps what a backend raises in `torch._dynamo.exc.BackendCompilerFailed`; the error below is its `inner_exception`
-and its message is part of the outer one.
+Dynamo wraps what a backend raises in `torch._dynamo.exc.BackendCompilerFailed`; the error below is its
+`inner_exception` and its message is part of the outer one.
 """
 
 from __future__ import annotations

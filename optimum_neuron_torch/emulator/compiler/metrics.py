@@ -22,8 +22,8 @@ class GraphRecord:
     """
     One graph compiled, or revived from the cache, in this process. Times are microseconds.
 
-    The native record ends with `torch_neuronx_compile_us`; `torch_neuronx_trace_us` (Dynamo and AOTAutograd), `torch_neuronx_load_us`
-    (reviving from the cache), `cached`, `executor` and `lowering` are the emulator's.
+    The native record ends with `torch_neuronx_compile_us`; `torch_neuronx_trace_us` (Dynamo and AOTAutograd),
+    `torch_neuronx_load_us` (reviving from the cache), `cached`, `executor` and `lowering` are the emulator's.
     """
 
     graph_id: str = ""
@@ -89,7 +89,9 @@ def add(record: GraphRecord) -> None:
 def warn_fallback(record: GraphRecord) -> None:
     """Say that a graph, compiled now or loaded, runs eagerly because it did not lower."""
     warnings.warn(
-        f"Graph {record.graph_name} does not lower to StableHLO and runs eagerly on neuron.", RuntimeWarning, stacklevel=2
+        f"Graph {record.graph_name} does not lower to StableHLO and runs eagerly on neuron.",
+        RuntimeWarning,
+        stacklevel=2,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from optimum_neuron_torch.emulator.device.presence import SWITCH
 
+
 GROUP = "torch_dynamo_backends"
 OWN_MODULE = "optimum_neuron_torch."
 

@@ -44,7 +44,9 @@ class CompileOptions:
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> CompileOptions:
         """Read user options over the environment's defaults; raise `UnknownOptionError` for what is not known."""
         if mode not in (None, "default"):
-            warnings.warn(f"torch.compile(mode={mode!r}) has no effect on neuron: the mode is 'default'.", stacklevel=2)
+            warnings.warn(
+                f"torch.compile(mode={mode!r}) has no effect on neuron: the mode is 'default'.", stacklevel=2
+            )
         chosen = {**_environment_defaults(), **(options or {})}
         for key, value in chosen.items():
             _check(key, value)

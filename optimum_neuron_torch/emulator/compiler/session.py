@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from optimum_neuron_torch.emulator.compiler import metrics
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 
+
 _current: ContextVar[Session | None] = ContextVar("neuron_compile_session", default=None)
 _started = 0
 

@@ -1,7 +1,7 @@
 """Static shapes: what Dynamo offers as a symbol is specialised to the size at hand.
 
-With `dynamic=None` Dynamo marks a size that changed as dynamic and hands the second graph symbols. Trainium compiles one graph per
-shape, so the symbol becomes a number and the guard Dynamo adds for it leads to a graph per shape.
+With `dynamic=None` Dynamo marks a size that changed as dynamic and hands the second graph symbols. Trainium compiles
+one graph per shape, so the symbol becomes a number and the guard Dynamo adds for it leads to a graph per shape.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def refuse_dynamic() -> None:
     """Raise if the graph at hand was asked for with `dynamic=True`."""
     if not torch._dynamo.config.assume_static_by_default:
         raise DynamicShapesError(
-            "torch.compile(dynamic=True) is not possible on neuron: a graph there has static shapes. Use dynamic=False (one graph "
-            "per shape), and pad inputs to few shapes, as optimum_neuron_torch.prepare() does."
+            "torch.compile(dynamic=True) is not possible on neuron: a graph there has static shapes. Use "
+            "dynamic=False (one graph per shape), and pad inputs to few shapes, as optimum_neuron_torch.prepare() does."
         )
 
 
 def specialise(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Replace symbols among the inputs by the numbers they stand for, each guarded, and their uses in `gm` alike."""
-    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs):
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if isinstance(value, torch.SymInt):
             node.replace_all_uses_with(int(value))  # type: ignore[arg-type]
     gm.recompile()

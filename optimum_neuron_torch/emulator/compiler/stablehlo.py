@@ -1,4 +1,4 @@
-"""Lower a graph to StableHLO through Torch-MLIR, as TorchNeuron does: what does not lower here would not compile there."""
+"""Lower a graph to StableHLO through Torch-MLIR, as TorchNeuron does: what fails here would not compile there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class StableHlo:
     Args:
         module: the textual form.
         arguments: positions of the host graph's inputs that are arguments of the module (scalars are not).
-        results: per result of the graph, whether it is a tensor; its position among the module's results if so, else itself.
+        results: per result of the graph, whether it is a tensor; its position among the module's results if so, else
+            itself.
         written: per further result of the module, the input it must be written back to.
         constants: the literals of the traced program, the last arguments.
     """

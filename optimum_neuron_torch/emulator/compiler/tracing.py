@@ -1,9 +1,9 @@
 """Trace a device graph again on the host, under a table of decompositions.
 
-AOTAutograd traces for the device: fake tensors, `device=` arguments and lifted constants all say neuron, and operators
-were chosen for it (the fused attention that accelerators may override). One trace on CPU fake tensors replaces all of
-them at once, decomposes what an executor or the lowering wants decomposed, and opens custom operators whose Python body
-is known, so that neither Inductor nor StableHLO meets an opaque node.
+AOTAutograd traces for the device: fake tensors, `device=` arguments and lifted constants all say neuron, and
+operators were chosen for it (the fused attention that accelerators may override). One trace on CPU fake tensors
+replaces all of them at once, decomposes what an executor or the lowering wants decomposed, and opens custom
+operators whose Python body is known, so that neither Inductor nor StableHLO meets an opaque node.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def trace_on_host(
     """
     Trace `gm`, AOTAutograd's graph of `inputs` (fake tensors of any device), as a host graph.
 
-    The result returns the same shapes, dtypes and, where they are dense, strides as `gm`; its placeholders are those of `gm`, then one
-    per constant.
+    The result returns the same shapes, dtypes and, where they are dense, strides as `gm`; its placeholders are those
+    of `gm`, then one per constant.
     """
     fake_mode = _fake_mode(inputs)
     lifted, constants = lift_constants(gm)

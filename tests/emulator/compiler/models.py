@@ -34,7 +34,8 @@ def mlp() -> nn.Module:
 def convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+        nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.GroupNorm(2, 8),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
     )  # fmt: skip
 
 
@@ -83,7 +84,9 @@ def mixtral() -> nn.Module:
 CASES = {
     "mlp": Case(mlp, lambda: {"input": torch.randn(3, 8)}),
     "convolutional": Case(convolutional, lambda: {"input": torch.randn(2, 3, 12, 12)}),
-    "llama": Case(llama, lambda: {"input_ids": _ids(), "attention_mask": _mask(), "use_cache": False}, lambda o: o.logits),
+    "llama": Case(
+        llama, lambda: {"input_ids": _ids(), "attention_mask": _mask(), "use_cache": False}, lambda o: o.logits
+    ),
     "bert": Case(bert, lambda: {"input_ids": _ids(), "attention_mask": _mask()}, lambda o: o.last_hidden_state),
     "unet": Case(
         unet,

@@ -48,7 +48,10 @@ def test_attention_operator_lowers_and_agrees(executor, queries, masked, records
 
 def test_operators_that_look_at_values_stay_closed(records):
     compiled = torch.compile(
-        lambda x: looks_at_values(x) + 1, backend="neuron", dynamic=False, options={"executor": "aten", "lowering": "off"}
+        lambda x: looks_at_values(x) + 1,
+        backend="neuron",
+        dynamic=False,
+        options={"executor": "aten", "lowering": "off"},
     )
     x = torch.randn(3)
     torch.testing.assert_close(compiled(x.to("neuron")).cpu(), x * 3 + 1)

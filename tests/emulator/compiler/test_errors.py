@@ -77,7 +77,9 @@ def test_unknown_options_name_the_known_ones(options, words):
 def test_other_modes_warn(monkeypatch):
     monkeypatch.setenv("NEURON_EMULATOR_EXECUTOR", "aten")
     with pytest.warns(UserWarning, match="max-autotune"):
-        torch.compile(lambda x: x + 1, backend="neuron", mode="max-autotune-no-cudagraphs")(torch.ones(2, device="neuron"))
+        torch.compile(lambda x: x + 1, backend="neuron", mode="max-autotune-no-cudagraphs")(
+            torch.ones(2, device="neuron")
+        )
 
 
 def test_dynamic_shapes_are_refused():

@@ -8,7 +8,9 @@ def test_records_have_the_native_fields_and_ours():
     torch_neuronx.neuron_dynamo_backend.set_model_name("tiny")
     linear = torch.nn.Linear(4, 4).to("neuron")
     counted = torch._dynamo.utils.counters["neuron"]["compiled_graphs"]
-    torch.compile(linear, backend="neuron", options={"executor": "aten"})(torch.randn(2, 4, device="neuron")).sum().backward()
+    torch.compile(linear, backend="neuron", options={"executor": "aten"})(
+        torch.randn(2, 4, device="neuron")
+    ).sum().backward()
     forward, backward = torch_neuronx.neuron_dynamo_backend.get_dynamo_metrics()
     assert forward["graph_name"].startswith("tiny_") and "_forward_" in forward["graph_name"]
     assert "_backward_" in backward["graph_name"]

@@ -15,7 +15,9 @@ def _compile(module, **options):
     return torch.compile(module, backend="neuron", dynamic=False, options=options)
 
 
-@pytest.mark.parametrize(("name", "executor"), [*((name, "aten") for name in CASES), *((name, "xla") for name in ORACLE)])
+@pytest.mark.parametrize(
+    ("name", "executor"), [*((name, "aten") for name in CASES), *((name, "xla") for name in ORACLE)]
+)
 def test_inference_equals_cpu(name, executor, records):
     case = CASES[name]
     host = case.make().eval()
@@ -34,7 +36,8 @@ def test_inference_equals_cpu(name, executor, records):
 
 
 def test_inductor_equals_cpu_with_a_cache_written_in_place(records):
-    """Prefill and decode over a static cache: the executor in use by default, and the one whose kernels write caches."""
+    """Prefill and decode over a static cache: the executor in use by default, and the one whose kernels write
+    caches."""
     from transformers import StaticCache
 
     host = llama().eval()
@@ -84,13 +87,13 @@ def test_gradients_equal_cpu(name):
     expected.square().sum().backward()
     result.square().sum().backward()
     torch.testing.assert_close(result.cpu(), expected, atol=1e-5, rtol=1e-4)
-    for (parameter, mine), theirs in zip(device.named_parameters(), host.parameters()):
+    for (parameter, mine), theirs in zip(device.named_parameters(), host.parameters(), strict=True):
         if theirs.grad is None:  # AOTAutograd gives zeros to parameters that only unused outputs depend on
             assert mine.grad is None or not mine.grad.any(), parameter
         else:
-            torch.testing.assert_close(mine.grad.cpu(), theirs.grad, atol=1e-4, rtol=1e-3, msg=lambda m: f"{parameter}: {m}")
-    for (buffer, mine), theirs in zip(device.named_buffers(), host.buffers()):
-        torch.testing.assert_close(mine.cpu(), theirs, msg=lambda m: f"{buffer}: {m}")
+            torch.testing.assert_close(mine.grad.cpu(), theirs.grad, atol=1e-4, rtol=1e-3)
+    for mine, theirs in zip(device.buffers(), host.buffers(), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs)
 
 
 def test_xla_gradients_equal_cpu():
@@ -99,7 +102,7 @@ def test_xla_gradients_equal_cpu():
     device = copy.deepcopy(host).to("neuron")
     host(ids, labels=ids, use_cache=False).loss.backward()
     _compile(device, executor="xla")(ids.to("neuron"), labels=ids.to("neuron"), use_cache=False).loss.backward()
-    for mine, theirs in zip(device.parameters(), host.parameters()):
+    for mine, theirs in zip(device.parameters(), host.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, atol=1e-4, rtol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Decompositions: what the host lacks of an accelerator's operators, and what torch-mlir lacks on the way to StableHLO.
+"""Decompositions: operators of accelerators that the host lacks, and operators that torch-mlir lacks.
 
 Each module closes one gap and holds a table `DECOMPOSITIONS`. A gap closed upstream is a module to delete.
 """
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+
 
 HOST_GAPS = ("histogram",)
 LOWERING_GAPS = (

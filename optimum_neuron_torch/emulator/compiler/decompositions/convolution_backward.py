@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+
 aten = torch.ops.aten
 
 
@@ -37,7 +38,12 @@ def _convolution_backward(
         else:
             extra = [
                 x_BCX.size(2 + i)
-                - ((grad_BOX.size(2 + i) - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.size(2 + i) - 1) + 1)
+                - (
+                    (grad_BOX.size(2 + i) - 1) * stride[i]
+                    - 2 * padding[i]
+                    + dilation[i] * (weight.size(2 + i) - 1)
+                    + 1
+                )
                 for i in range(axes)
             ]
             grad_input = aten.convolution.default(
@@ -48,7 +54,7 @@ def _convolution_backward(
         data, gradient = (grad_BOX, x_BCX) if transposed else (x_BCX, grad_BOX)
         parts = [
             _weight_gradient(data_part, gradient_part, stride, padding, dilation, weight.shape[2:])
-            for data_part, gradient_part in zip(data.chunk(groups, 1), gradient.chunk(groups, 1))
+            for data_part, gradient_part in zip(data.chunk(groups, 1), gradient.chunk(groups, 1), strict=True)
         ]
         grad_weight = torch.cat(parts, 0)
     if output_mask[2]:
@@ -65,9 +71,9 @@ def _weight_gradient(
     kernel: Sequence[int],
 ) -> Tensor:
     """Correlate data with gradient, channels as batch; stride and dilation change places."""
-    grad_COX = aten.convolution.default(
-        data_BCX.transpose(0, 1), grad_BOX.transpose(0, 1), None, dilation, padding, stride, False, [0] * len(kernel), 1
-    )  # fmt: skip
+    data, kernel_like = data_BCX.transpose(0, 1), grad_BOX.transpose(0, 1)
+    no_padding = [0] * len(kernel)
+    grad_COX = aten.convolution.default(data, kernel_like, None, dilation, padding, stride, False, no_padding, 1)
     for axis, size in enumerate(kernel):
         grad_COX = grad_COX.narrow(2 + axis, 0, size)
     return grad_COX.transpose(0, 1)

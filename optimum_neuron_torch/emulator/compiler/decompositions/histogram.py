@@ -1,9 +1,10 @@
-"""`histc` of integers, which accelerators have and the CPU lacks (mixture-of-experts layers count tokens with it), as a scatter."""
+"""`histc` as a scatter: accelerators count integers with it, as mixture-of-experts layers do, and the CPU does not."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 
 aten = torch.ops.aten
 

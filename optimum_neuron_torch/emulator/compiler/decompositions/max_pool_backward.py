@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
 aten = torch.ops.aten
 
 

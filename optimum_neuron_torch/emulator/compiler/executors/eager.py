@@ -11,7 +11,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 
 class EagerProgram:
-    """The device's graph as it is; it takes neuron tensors, and the device counts its operators as eager signatures."""
+    """The device's graph as it is. It takes neuron tensors, and its operators count as eager signatures."""
 
     takes_device_tensors = True
 

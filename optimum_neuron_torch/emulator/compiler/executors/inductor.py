@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor_config
+from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.output_code import CompiledFxGraph
 
 from optimum_neuron_torch.emulator.compiler.executors.aten import AtenExecutor
@@ -62,14 +66,41 @@ class InductorExecutor:
     def compile(self, graph: HostGraph) -> Any:
         if not graph.calls:
             return AtenExecutor().compile(graph)
-        with inductor_config.patch(_CONFIG), torch._functorch.config.patch(bundled_autograd_cache=False):
-            code = compile_fx.compile_fx_inner(
-                graph.module,
-                graph.inputs,
-                is_inference=graph.kind == "inference",
-                is_backward=graph.kind == "backward",
+        if not _has_cpp_compiler():
+            warnings.warn(
+                "No working C++ compiler: graphs for neuron are interpreted (executor 'aten') instead of compiled. "
+                "Install one, or name it in CXX.",
+                RuntimeWarning,
+                stacklevel=2,
             )
-        return InductorProgram(code)
+            return AtenExecutor().compile(graph)
+        try:
+            return InductorProgram(_compile(graph))
+        except (ImportError, OSError) as error:
+            from optimum_neuron_torch.emulator.compiler.cache import discard_kernels
+
+            warnings.warn(f"A cached kernel is compiled anew: {error}.", RuntimeWarning, stacklevel=2)
+            discard_kernels()
+            return InductorProgram(_compile(graph))
+
+
+def _compile(graph: HostGraph) -> CompiledFxGraph:
+    # With bundling on, Inductor would skip its own cache, which serves where AOTAutograd's result does not.
+    with inductor_config.patch(_CONFIG), torch._functorch.config.patch(bundled_autograd_cache=False):
+        return compile_fx.compile_fx_inner(
+            graph.module,
+            graph.inputs,
+            is_inference=graph.kind == "inference",
+            is_backward=graph.kind == "backward",
+        )
+
+
+@functools.cache
+def _has_cpp_compiler() -> bool:
+    try:
+        return bool(get_cpp_compiler())
+    except (InvalidCxxCompiler, OSError):
+        return False
 
 
 def _index_copy_as_index_put(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Executor `xla`: run the StableHLO itself through XLA:CPU, as an oracle for the lowering.
 
-It shows what the lowered program computes, independently of PyTorch's kernels. Arguments and results are copied where XLA wants them
-elsewhere; speed is no aim.
+It shows what the lowered program computes, independently of PyTorch's kernels. Arguments and results are copied
+where XLA wants them elsewhere; speed is no aim.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Fused attention of accelerators, on the host.
 
-On a PrivateUse1 device `scaled_dot_product_attention` becomes `_scaled_dot_product_fused_attention_overrideable`, for which the host has
-no kernel. Its equals there are the CPU's flash attention and, for one query position, plain matrix products.
+On a PrivateUse1 device `scaled_dot_product_attention` becomes `_scaled_dot_product_fused_attention_overrideable`,
+for which the host has no kernel. Its equals there are the CPU's flash attention and, for one query position, plain
+matrix products.
 
 Shape suffixes: B batch, H heads, Q query positions, K key positions, D head size.
 """

@@ -1,7 +1,7 @@
 """Turn tensors that a graph holds as attributes into trailing inputs.
 
-Device literals (`torch.tensor([1, 2], device="neuron")` in a forward) reach the graph as attributes on the device. As inputs they
-are aliased like any other and the stored graph stays free of tensors.
+Device literals (`torch.tensor([1, 2], device="neuron")` in a forward) reach the graph as attributes on the device.
+As inputs they are aliased like any other and the stored graph stays free of tensors.
 """
 
 from __future__ import annotations

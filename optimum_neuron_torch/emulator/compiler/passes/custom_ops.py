@@ -1,7 +1,8 @@
 """Open custom operators that were defined in Python.
 
-An operator made by `torch.library.custom_op` stays one node through Dynamo and AOTAutograd. Its body is plain PyTorch, so tracing it
-in place of the node gives Inductor and the lowering ATen to work with. Any distribution's operators are found alike.
+An operator made by `torch.library.custom_op` stays one node through Dynamo and AOTAutograd. Its body is plain
+PyTorch, so tracing it in place of the node gives Inductor and the lowering ATen to work with. Any distribution's
+operators are found alike.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import fx
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
 
 # How fake tensors say that a body wants values, which they do not have.
 _VALUES_WANTED = (DataDependentOutputException, DynamicOutputShapeException)
@@ -46,7 +48,9 @@ def body_sources(gm: fx.GraphModule) -> list[str]:
     files = set()
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            definition = OPDEFS.get(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else None
+            definition = (
+                OPDEFS.get(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else None
+            )
             if definition is not None:
                 files.add(inspect.getsourcefile(inspect.unwrap(definition._init_fn)))
     return [Path(file).read_text() for file in sorted(filter(None, files)) if Path(file).is_file()]

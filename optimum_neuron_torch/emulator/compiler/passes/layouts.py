@@ -1,13 +1,15 @@
 """Let an interpreted graph run on results whose layout the trace did not foresee.
 
-CPU kernels choose layouts by their real inputs (oneDNN convolutions return channels-last for a channels-last input), fake tensors by a
-model of them. Where the two part, operators that insist on a layout fail although the values are right.
+CPU kernels choose layouts by their real inputs (oneDNN convolutions return channels-last for a channels-last input),
+fake tensors by a model of them. Where the two part, operators that insist on a layout fail although the values are
+right.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import fx
+
 
 aten = torch.ops.aten
 

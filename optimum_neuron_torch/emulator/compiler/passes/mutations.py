@@ -1,7 +1,7 @@
 """Turn writes to inputs into extra results, for a target that has no memory to write to.
 
-StableHLO computes values. `copy_(placeholder, value)` therefore becomes one more output of the graph, and whoever runs it writes that
-result back into the input.
+StableHLO computes values. `copy_(placeholder, value)` therefore becomes one more output of the graph, and whoever
+runs it writes that result back into the input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make a host graph return what the device graph promised.
 
-Some kernels answer differently on the CPU than on an accelerator (layer norm's statistics in bfloat16, the layout of a log-sum-exp).
-AOTAutograd has planned the backward, and the user's eager strides, from the device's answer.
+Some kernels answer differently on the CPU than on an accelerator (layer norm's statistics in bfloat16, the layout of
+a log-sum-exp). AOTAutograd has planned the backward, and the user's eager strides, from the device's answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
     if len(promised) != len(actual):
         raise AssertionError(f"the host trace has {len(actual)} outputs, the device graph {len(promised)}")
     with traced.graph.inserting_before(output):
-        matched = [_match(traced.graph, node, _value_of(want)) for node, want in zip(actual, promised)]
+        matched = [_match(traced.graph, node, _value_of(want)) for node, want in zip(actual, promised, strict=True)]
     if matched != actual:
         output.args = (tuple(matched),)
         traced.recompile()

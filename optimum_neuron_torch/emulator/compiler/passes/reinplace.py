@@ -1,8 +1,8 @@
 """Write into inputs directly where AOTAutograd computes a new tensor and copies it back.
 
-A static KV cache reaches the graph as `new = index_copy(cache, ...)` and, at the end, `copy_(cache, new)`: two copies of the whole cache per
-layer and step. Where nothing reads the old value afterwards the functional operator can write in place. Inductor
-has a pass of its own; this one serves the graph that is interpreted.
+A static KV cache reaches the graph as `new = index_copy(cache, ...)` and, at the end, `copy_(cache, new)`: two
+copies of the whole cache per layer and step. Where nothing reads the old value afterwards the functional operator
+can write in place. Inductor has a pass of its own; this one serves the graph that is interpreted.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ __all__ = [
     "NEFFCompilationError",
     "get_dynamo_metrics",
     "get_model_name",
-    "neuron_backend",
+    "neuron_backend",  # noqa: F822 (resolved below, on first use)
     "reset_dynamo_metrics",
     "set_model_name",
 ]
