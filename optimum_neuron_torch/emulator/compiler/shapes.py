@@ -22,7 +22,8 @@ def refuse_dynamic() -> None:
     if not torch._dynamo.config.assume_static_by_default:
         raise DynamicShapesError(
             "torch.compile(dynamic=True) is not possible on neuron: a graph there has static shapes. Use "
-            "dynamic=False (one graph per shape), and pad inputs to few shapes, as optimum_neuron_torch.prepare() does."
+            "dynamic=False (one graph per shape), and pad inputs to few shapes, "
+            "as optimum_neuron_torch.prepare() does."
         )
 
 

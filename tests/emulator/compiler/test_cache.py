@@ -7,6 +7,10 @@ import sys
 import textwrap
 
 import pytest
+import torch
+
+from optimum_neuron_torch.emulator.compiler import cache
+from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 
 
 PROGRAM = textwrap.dedent(
@@ -23,11 +27,12 @@ PROGRAM = textwrap.dedent(
     x = torch.randn(3, 8)
     with torch.no_grad():
         difference = (compiled(x.to("neuron")).cpu() - host(x)).abs().max().item()
-    compiled(x.to("neuron")).sum().backward()
-    host(x).sum().backward()
-    gradient = (device[0].weight.grad.cpu() - host[0].weight.grad).abs().max().item()
+    if sys.argv[1] != "inductor":  # whose kernels take seconds
+        compiled(x.to("neuron")).sum().backward()
+        host(x).sum().backward()
+        difference += (device[0].weight.grad.cpu() - host[0].weight.grad).abs().max().item()
     records = torch_neuronx.neuron_dynamo_backend.get_dynamo_metrics()
-    print(json.dumps({"difference": max(difference, gradient), "records": records, "warnings": caught}))
+    print(json.dumps({"difference": difference, "records": records, "warnings": caught}))
     """
 )
 
@@ -73,10 +78,6 @@ def test_nothing_half_written_remains(filled):
     assert not [path for path in filled.rglob("*") if path.name.endswith(".tmp")]
 
 
-def test_another_executor_is_another_graph(filled):
-    assert not any(record["cached"] for record in _run(filled, executor="xla")["records"])
-
-
 def test_a_corrupted_entry_is_compiled_anew_with_one_warning_each(filled):
     entries = [path for path in filled.rglob("aotautograd/*/*") if path.is_file()]
     for entry in entries:
@@ -90,9 +91,17 @@ def test_a_corrupted_entry_is_compiled_anew_with_one_warning_each(filled):
 
 def test_a_directory_that_others_may_write_to_is_not_used(tmp_path):
     tmp_path.chmod(0o777)
-    result = _run(tmp_path)
-    assert len([text for text in result["warnings"] if "writable by others" in text]) == 1
-    assert not list(tmp_path.rglob("aotautograd"))
+    with pytest.warns(RuntimeWarning, match="writable by others.*OPTIMUM_NEURON_CACHE"):
+        assert cache._private_directory(str(tmp_path)) is None
+
+
+def test_what_pytorchs_own_key_lacks_is_in_ours():
+    gm = torch.fx.symbolic_trace(torch.nn.Identity())
+    tags = {
+        cache._key_tag(gm, CompileOptions(**options))
+        for options in ({}, {"executor": "aten"}, {"lowering": "off"}, {"fallback_execution": True})
+    }
+    assert len(tags) == 4
 
 
 def test_kernels_are_stored_and_the_users_inductor_is_left_alone(tmp_path):
