@@ -7,7 +7,8 @@ user compiles.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,7 @@ def make_guards_portable() -> None:
 
     @functools.wraps(original)
     def pickle_guards_state(state: Any, *args: Any, **kwargs: Any) -> bytes:
-        if hasattr(state, "output_graph"):
+        if hasattr(getattr(state, "output_graph", None), "guard_on_key_order"):
             with _without_key_order(state.output_graph):
                 return original(state, *args, **kwargs)
         return original(state, *args, **kwargs)
@@ -146,20 +147,15 @@ def make_guards_portable() -> None:
     guards.pickle_guards_state = pickle_guards_state
 
 
-class _without_key_order:
+@contextmanager
+def _without_key_order(output_graph: Any) -> Iterator[None]:
     """Empties `guard_on_key_order` of a guards state while it is pickled."""
-
-    def __init__(self, output_graph: Any) -> None:
-        self._graph = output_graph
-
-    def __enter__(self) -> None:
-        self._kept = getattr(self._graph, "guard_on_key_order", None)
-        if self._kept:
-            self._graph.guard_on_key_order = set()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._kept:
-            self._graph.guard_on_key_order = self._kept
+    kept = output_graph.guard_on_key_order
+    output_graph.guard_on_key_order = set()
+    try:
+        yield
+    finally:
+        output_graph.guard_on_key_order = kept
 
 
 def is_recompile_refused() -> bool:

@@ -19,7 +19,7 @@ from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, Outpu
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
 from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
 from optimum_neuron_torch.emulator.compiler.executors.eager import EagerProgram
-from optimum_neuron_torch.emulator.compiler.graph import Kind
+from optimum_neuron_torch.emulator.compiler.graph import Kind, value_of
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 from optimum_neuron_torch.emulator.compiler.session import Session
 from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specialise
@@ -119,9 +119,7 @@ def _compile_for_host(
 
 
 def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
-    values = fx.node.map_aggregate(
-        gm.graph.output_node().args[0], lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a
-    )
+    values = [value_of(result) for result in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
     tensors = [value for value in (*inputs, *values) if isinstance(value, torch.Tensor)]
     index = next((value.device.index or 0 for value in tensors if value.device.type == "neuron"), None)
     return OutputPlan(

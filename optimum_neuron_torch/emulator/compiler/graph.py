@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,11 +34,7 @@ class HostGraph:
         """The nodes that compute something."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
 
-    @property
-    def output_values(self) -> Sequence[Any]:
-        """What the graph returns, as fake tensors, scalars or None."""
-        return fx.node.map_aggregate(self.module.graph.output_node().args[0], _value_of)
 
-
-def _value_of(argument: Any) -> Any:
+def value_of(argument: Any) -> Any:
+    """The fake value of a node; any other argument is its own value."""
     return argument.meta.get("val") if isinstance(argument, fx.Node) else argument

@@ -114,7 +114,7 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
 def _import(gm: fx.GraphModule) -> str:
     try:
         return _run_torch_mlir(gm)
-    except Exception as error:
+    except _TorchMlirError as error:
         raise _lowering_error(gm, str(error)) from error
 
 
@@ -126,12 +126,29 @@ def _run_torch_mlir(gm: fx.GraphModule) -> str:
 
     context = ir.Context()
     torch_dialect.register_dialect(context)
-    module = torch_mlir_fx.stateless_fx_import(gm, output_type="stablehlo", fx_importer=FxImporter(context=context))
-    return str(module)
+    diagnostics: list[str] = []
+
+    def record(diagnostic: ir.Diagnostic) -> bool:
+        diagnostics.append(str(diagnostic.message))
+        return True  # it is reported by us, not printed
+
+    handler = context.attach_diagnostic_handler(record)
+    try:
+        return str(
+            torch_mlir_fx.stateless_fx_import(gm, output_type="stablehlo", fx_importer=FxImporter(context=context))
+        )
+    except Exception as error:
+        raise _TorchMlirError(diagnostics[0] if diagnostics else _first_line(str(error))) from error
+    finally:
+        handler.detach()
+
+
+class _TorchMlirError(Exception):
+    """torch-mlir refused a graph; the message is its first diagnostic."""
 
 
 def _lowering_error(gm: fx.GraphModule, message: str) -> LoweringError:
-    node, reason = _failing_node(gm), _reason(message)
+    node, reason = _failing_node(gm), message[:300]
     if node is None:
         return LoweringError(f"The graph does not lower to StableHLO: {reason}", op="unknown")
     name, operands, line = str(node.target), operand_types(node), user_line(node)
@@ -157,7 +174,7 @@ def _failing_node(gm: fx.GraphModule) -> fx.Node | None:
         tried.add(signature)
         try:
             _run_torch_mlir(_alone(node))
-        except Exception:
+        except _TorchMlirError:
             return node
     return None
 
@@ -177,8 +194,5 @@ def _alone(node: fx.Node) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _reason(message: str, limit: int = 300) -> str:
-    """The line of torch-mlir's report that says what happened."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    telling = (line for line in lines if line.startswith("python exception:") or "error:" in line)
-    return next(telling, lines[0] if lines else "no message").partition("error: ")[2][:limit] or lines[0][:limit]
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
-from optimum_neuron_torch.emulator.compiler.graph import _value_of
+from optimum_neuron_torch.emulator.compiler.graph import value_of
 
 
 def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
@@ -23,7 +23,7 @@ def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
     if len(promised) != len(actual):
         raise AssertionError(f"the host trace has {len(actual)} outputs, the device graph {len(promised)}")
     with traced.graph.inserting_before(output):
-        matched = [_match(traced.graph, node, _value_of(want)) for node, want in zip(actual, promised, strict=True)]
+        matched = [_match(traced.graph, node, value_of(want)) for node, want in zip(actual, promised, strict=True)]
     if matched != actual:
         output.args = (tuple(matched),)
         traced.recompile()
