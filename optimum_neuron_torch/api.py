@@ -34,11 +34,17 @@ def prepare(
     from .integrations.modules import attach, detach, prepared_of
 
     parts = _models_of(model_or_pipeline)
-    if _is_diffusers_pipeline(model_or_pipeline):
+    if _is_diffusers(model_or_pipeline, "DiffusionPipeline"):
         from .integrations.diffusers import prepare_pipeline
 
         return prepare_pipeline(model_or_pipeline, _with_verify(config or NeuronConfig(), verify))
     for model in parts:
+        if _is_diffusers(model, "ModelMixin"):
+            from .integrations.diffusers import prepare_model
+
+            _move_to_device(model)
+            prepare_model(model, _with_verify(config or NeuronConfig(), verify))
+            continue
         previous = prepared_of(model)
         wanted = (
             config
@@ -62,12 +68,17 @@ def unprepare(obj: T) -> T:
     """Take back what prepare() did to `obj`, except for moving it to the device; returns the same object."""
     from .integrations.modules import detach
 
-    if _is_diffusers_pipeline(obj):
+    if _is_diffusers(obj, "DiffusionPipeline"):
         from .integrations.diffusers import unprepare_pipeline
 
         return unprepare_pipeline(obj)
     for model in _models_of(obj):
-        detach(model)
+        if _is_diffusers(model, "ModelMixin"):
+            from .integrations.diffusers import unprepare_model
+
+            unprepare_model(model)
+        else:
+            detach(model)
     return obj
 
 
@@ -122,15 +133,14 @@ def import_cache(path: str | Path, *, trust: bool = False) -> int:
 # ---- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _is_diffusers_pipeline(obj: Any) -> bool:
-    return any(
-        base.__module__.startswith("diffusers.") and base.__name__ == "DiffusionPipeline" for base in type(obj).__mro__
-    )
+def _is_diffusers(obj: Any, base_name: str) -> bool:
+    """Whether `obj` is an instance of a Diffusers class, asked without importing Diffusers."""
+    return any(base.__module__.startswith("diffusers.") and base.__name__ == base_name for base in type(obj).__mro__)
 
 
 def _models_of(obj: Any) -> list[torch.nn.Module]:
     """The models prepare() works on: the object, a pipeline's model, or the Transformers models inside a module."""
-    if _is_diffusers_pipeline(obj):
+    if _is_diffusers(obj, "DiffusionPipeline"):
         return [part for part in obj.components.values() if isinstance(part, torch.nn.Module)]
     if not isinstance(obj, torch.nn.Module):
         obj_model = getattr(obj, "model", None)

@@ -73,15 +73,18 @@ class Ledger:
             use = self.buckets.setdefault(key, BucketUse(function, dict(bucket)))
             use.calls, use.real, use.padded = use.calls + 1, use.real + real, use.padded + padded
 
-    def depart(self, kind: str, where: str, reason: str) -> None:
-        """Record that the bucketed path was left; warns once per reason, raises StrictError where `kind` is strict."""
+    def depart(self, kind: str, where: str, reason: str, *, warn: bool = True) -> None:
+        """Record that the bucketed path was left; warns once per reason, raises StrictError where `kind` is strict.
+
+        `warn=False` is for facts of a model, which belong into the report and are no events.
+        """
         departure = Departure(kind, where, reason)
         if kind in self.strict.union(*_strict_kinds):
             raise StrictError(f"strict {kind!r}: {self.name}, {where}: {reason}")
         with self._lock:
             self.departures[departure] += 1
             first = self.departures[departure] == 1
-        if first:
+        if first and warn:
             warnings.warn(f"{self.name}, {where}: {reason}", stacklevel=3)
 
 
@@ -144,7 +147,8 @@ def report(obj: Any = None) -> Report:
         )
     names = {ledger.name for ledger in ledgers}
     records = [record for record in runtime.graph_records() if record.get("model_name") in names]
-    return _make_report(ledgers[0].name, ledgers, records)
+    name = ledgers[0].name if len(ledgers) == 1 else type(obj).__name__
+    return _make_report(name, ledgers, records)
 
 
 def _ledgers_below(obj: Any) -> list[Ledger]:

@@ -99,6 +99,12 @@ def peak_memory(device: torch.device) -> int | None:
     return None if function is None else function(device)
 
 
+def random_function(name: str) -> Any | None:
+    """A function on the device's random state, as `get_rng_state_all`; None where the device does not have it."""
+    module = _device_module()
+    return getattr(getattr(module, "random", module), name, None)
+
+
 def is_neuron(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 

@@ -19,6 +19,7 @@ from ..config import NeuronConfig
 from ..report import Ledger
 from .axes import PROBES, DimRule, OutputRules, UnknownAxesError, find_rules
 from .graphs import Graphs
+from .modes import outside_inference_mode
 from .pad import dense, pad_axis, pad_rows, repeat_last
 from .shell import borrowed, shell_of
 from .sizes import axis_sizes
@@ -146,7 +147,7 @@ class BucketedModule:
     def _run(self, call: Call) -> Any:
         layout = self._layout(call)
         bucket = {axis: self.axis_sizes[axis].fit(size) for axis, size in call.sizes.items()}
-        with torch.inference_mode(False):
+        with outside_inference_mode():
             padded = {name: self._pad(name, tensor, call.dims[name], bucket) for name, tensor in call.tensors.items()}
             outputs = self._compiled(self.function, bucket, call, padded)
             outputs = [
@@ -181,7 +182,7 @@ class BucketedModule:
         """Run a call at its own shapes, one graph per shape."""
         tensors, constants = _split_arguments(arguments)
         shapes = {name: "x".join(map(str, tensor.shape)) or "scalar" for name, tensor in tensors.items()}
-        with torch.inference_mode(False):
+        with outside_inference_mode():
             call = Call({name: _on_host(tensor) for name, tensor in tensors.items()}, {}, {}, constants)
             layout = self._layouts.get(key := ("exact", tuple(shapes.items()), constants))
             if layout is None:
@@ -315,7 +316,10 @@ class BucketedModule:
         twin = host_copy(self.module)
         sizes = {axis: PROBES[axis][1] for axis in call.sizes}
         bucket = {axis: size + 7 for axis, size in sizes.items()}
-        inputs = _probe(call, sizes, vocabulary=getattr(getattr(self.module, "config", None), "vocab_size", None))
+        config = getattr(self.module, "config", None)
+        end_token = getattr(config, "eos_token_id", None)
+        end_token = end_token if isinstance(end_token, int) else None
+        inputs = _probe(call, sizes, getattr(config, "vocab_size", None), end_token)
         padded = {name: self._pad(name, tensor, call.dims[name], bucket) for name, tensor in inputs.items()}
         plain, run = (
             [leaf for leaf in pytree.tree_leaves(_run_on(twin, call.spec, x)) if isinstance(leaf, torch.Tensor)]
@@ -381,7 +385,9 @@ def _narrow(
     return x
 
 
-def _probe(call: Call, sizes: dict[str, int], vocabulary: int | None = None) -> dict[str, torch.Tensor]:
+def _probe(
+    call: Call, sizes: dict[str, int], vocabulary: int | None = None, end_token: int | None = None
+) -> dict[str, torch.Tensor]:
     """Inputs of the call's form at other sizes; with a vocabulary, random ids and a ragged mask."""
     generator = torch.Generator().manual_seed(0)
     inputs = {}
@@ -400,6 +406,8 @@ def _probe(call: Call, sizes: dict[str, int], vocabulary: int | None = None) -> 
             inputs[name] = torch.rand(shape, generator=generator)
         elif vocabulary is not None and name == "input_ids":
             inputs[name] = torch.randint(0, vocabulary, shape, generator=generator)
+            if end_token is not None:  # models that read the position of the first one (CLIP) find it before the pads
+                inputs[name][:, -1] = end_token
         else:
             inputs[name] = torch.zeros(shape, dtype=tensor.dtype)
     return inputs

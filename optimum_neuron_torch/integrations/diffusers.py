@@ -11,7 +11,6 @@ the noise is the CPU's.
 import copy
 import os
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +20,11 @@ from diffusers.models.normalization import AdaLayerNorm
 from transformers import PreTrainedModel
 
 from .. import runtime
-from ..buckets.shell import HOOKS, shell_of, visible_attributes
+from ..buckets.shell import shell_of
 from ..config import NeuronConfig
 from ..report import Ledger
 from .exact import ExactCalls, device_of
+from .hooks import put_hooks, remove_hooks, saving
 from .loading import choose_config, neuron_device, refuse_config_elsewhere
 from .modules import attach, detach
 
@@ -71,28 +71,16 @@ def prepare_model(model: ModelMixin, config: NeuronConfig) -> ModelMixin:
     ledger = Ledger(type(model).__name__, config.strict)
     calls = ExactCalls(model, config, ledger, reason=EXACT_SHAPES, normalise=with_tensor_timesteps)
     methods = [name for name in ("encode", "decode") if hasattr(model, name)] or ["forward"]
-    hooks = {
-        **{name: calls.replacement(name) for name in methods},
-        "__deepcopy__": _deepcopy_hook(model, config),
-        "__getstate__": lambda: visible_attributes(model),
-        "save_pretrained": _save_hook(model, config),
-    }
-    replaced = {name: vars(model)[name] for name in hooks if name in vars(model)}
-    vars(model).update(
-        {HOOKS: tuple(hooks), "_neuron_ledger": ledger, "_neuron_replaced": replaced, _CALLS: calls, **hooks}
-    )
+    hooks = {name: calls.replacement(name) for name in methods}
+    hooks |= {"__deepcopy__": _deepcopy_hook(model, config), "save_pretrained": saving(model, config)}
+    put_hooks(model, hooks, ledger, **{_CALLS: calls})
     return model
 
 
 def unprepare_model(model: ModelMixin) -> ModelMixin:
     """Take back `prepare_model`."""
-    if _CALLS not in vars(model):
-        return model
-    for name in vars(model)[HOOKS]:
-        vars(model).pop(name, None)
-    vars(model).update(vars(model)["_neuron_replaced"])
-    for name in (HOOKS, "_neuron_ledger", "_neuron_replaced", _CALLS):
-        del vars(model)[name]
+    if _CALLS in vars(model):
+        remove_hooks(model)
     return model
 
 
@@ -102,18 +90,6 @@ def _deepcopy_hook(model: ModelMixin, config: NeuronConfig) -> Callable:
         return prepare_model(twin, config)
 
     return deepcopy
-
-
-def _save_hook(model: ModelMixin, config: NeuronConfig) -> Callable:
-    stock = model.save_pretrained
-
-    @wraps(stock)
-    def save_pretrained(save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        result = stock(save_directory, *args, **kwargs)
-        config.save_pretrained(save_directory)
-        return result
-
-    return save_pretrained
 
 
 def with_tensor_timesteps(model: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ answers where it was asked from.
 import contextlib
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -18,9 +18,10 @@ from diffusers.utils import BaseOutput
 
 from .. import runtime
 from ..buckets.graphs import Graphs
+from ..buckets.modes import outside_inference_mode
 from ..buckets.shell import borrowed, shell_of
 from ..config import DEVICE_STRICT_KINDS, NeuronConfig
-from ..report import Departure, Ledger
+from ..report import Ledger
 
 
 # ---- structured values as flat tensors ----------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class ExactCalls:
         except NotFlatError as error:
             return self._run_stock(method, stock, arguments, str(error))
         home = tensors[0].device if tensors else device
-        with self._strict_device(), _outside_inference_mode():
+        with self._strict_device(), outside_inference_mode():
             key = self._key(spec, tensors, device)
             if key in self._uncompilable:
                 return self._run_stock(method, stock, arguments, self._uncompilable[key])
@@ -190,20 +191,10 @@ class ExactCalls:
 
     def _state_exact_shapes(self, method: str) -> None:
         # A fact of the model and no event: reported without a warning, an error only where the user asked for it.
-        fact = Departure("exact_shapes", method, self.reason)
-        if is_strict("exact_shapes", self.ledger):
-            self.ledger.depart(fact.kind, fact.where, fact.reason)
-        self.ledger.departures[fact] += 1
+        self.ledger.depart("exact_shapes", method, self.reason, warn=False)
 
     def _strict_device(self) -> contextlib.AbstractContextManager:
         return runtime.strict_device(*self._device_kinds) if self._device_kinds else contextlib.nullcontext()
-
-
-def is_strict(kind: str, ledger: Ledger) -> bool:
-    """Whether the configuration, or an enclosing strict() block, makes an error of `kind`."""
-    from ..report import _strict_kinds
-
-    return kind in ledger.strict.union(*_strict_kinds)
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
@@ -228,14 +219,6 @@ def _ignores(function: Callable, name: str) -> bool:
     loads = (i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_FAST"))
     is_read = any(name in names if isinstance(names, tuple) else name == names for names in loads)
     return not is_read and name not in code.co_cellvars
-
-
-@contextlib.contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """One graph serves both no_grad and inference_mode."""
-    grad = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        yield
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,12 @@ import torch
 from .. import runtime
 from ..buckets.graphs import Graphs
 from ..buckets.module import BucketedModule, ExactShapesError
-from ..buckets.shell import HOOKS, shell_of, visible_attributes
+from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
 from ..nki.paths import recording
 from ..report import Ledger
 from .attention import ignores_attention_name
+from .hooks import put_hooks, remove_hooks, saving
 
 
 PREPARED = "_neuron_prepared"
@@ -106,23 +107,14 @@ def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
     hooks: dict[str, Callable] = {
         "forward": _forward_hook(module, prepared),
         "__deepcopy__": _deepcopy_hook(module, prepared),
-        "__getstate__": lambda: visible_attributes(module),
     }
     if hasattr(module, "save_pretrained"):
-        hooks["save_pretrained"] = _save_hook(module, prepared)
+        hooks["save_pretrained"] = saving(module, config)
     if can_generate:
         from .generation import generation_hooks
 
         hooks |= generation_hooks(module, lambda: prepared.generation.get() if is_active(module) else None)
-    module.__dict__.update(
-        {
-            HOOKS: tuple(hooks),
-            PREPARED: prepared,
-            "_neuron_ledger": ledger,
-            "_neuron_replaced": _replaced(module, hooks),
-            **hooks,
-        }
-    )
+    put_hooks(module, hooks, ledger, **{PREPARED: prepared})
     prepared.module.shell = shell_of(module)
     return module
 
@@ -132,11 +124,7 @@ def detach(module: torch.nn.Module) -> torch.nn.Module:
     prepared = prepared_of(module)
     if prepared is None:
         return module
-    for name in module.__dict__[HOOKS]:
-        module.__dict__.pop(name, None)
-    module.__dict__.update(module.__dict__["_neuron_replaced"])
-    for name in (HOOKS, PREPARED, "_neuron_ledger", "_neuron_replaced"):
-        module.__dict__.pop(name)
+    remove_hooks(module)
     if prepared.previous_attention is not None:
         module.set_attn_implementation(prepared.previous_attention)
     return module
@@ -148,10 +136,6 @@ def is_active(module: torch.nn.Module) -> bool:
         return False
     parameter = next(module.parameters(), None)
     return parameter is not None and runtime.is_neuron(parameter)
-
-
-def _replaced(module: torch.nn.Module, hooks: dict[str, Callable]) -> dict[str, Any]:
-    return {name: module.__dict__[name] for name in hooks if name in module.__dict__}
 
 
 def _check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
@@ -293,15 +277,3 @@ def _deepcopy_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
         return attached
 
     return deepcopy
-
-
-def _save_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
-    stock = module.save_pretrained
-
-    @wraps(stock)
-    def save_pretrained(save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        result = stock(save_directory, *args, **kwargs)
-        prepared.config.save_pretrained(save_directory)
-        return result
-
-    return save_pretrained

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -77,14 +76,8 @@ def _read(path: Path) -> dict[str, Any]:
         return torch.load(path, weights_only=True)
 
 
-def _random_module() -> ModuleType | Any:
-    """Where the device keeps its random state functions: in a module of their own (as torch.cuda.random), or not."""
-    module = torch.get_device_module(runtime.DEVICE_TYPE)
-    return getattr(module, "random", module)
-
-
 def _add_device_state(path: Path, is_distributed: bool) -> None:
-    function = getattr(_random_module(), "get_rng_state_all" if is_distributed else "get_rng_state", None)
+    function = runtime.random_function("get_rng_state_all" if is_distributed else "get_rng_state")
     if function is None:
         logger.warning(
             "this neuron device cannot give its random state: from %s dropout will not go on where it stopped", path
@@ -111,4 +104,4 @@ def _restore_device_state(path: Path, is_distributed: bool) -> None:
             path,
         )
         return
-    getattr(_random_module(), "set_rng_state_all" if is_distributed else "set_rng_state")(state)
+    runtime.random_function("set_rng_state_all" if is_distributed else "set_rng_state")(state)
