@@ -97,7 +97,7 @@ def main() -> None:
         plain_embeddings = embed(AutoModel.from_pretrained(embed_dir), embed_tokenizer, SENTENCES)
 
     show_answers(tokenizer, singly)
-    console.print(str(report))
+    print(report)
     show_phases(clock, report, warm, first_result, peak)
     same = [
         ("first answer", first == plain_singly[:1]),
