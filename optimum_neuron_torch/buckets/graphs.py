@@ -3,7 +3,6 @@
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +29,10 @@ class Graphs:
     def __init__(self, ledger: Ledger, config: NeuronConfig) -> None:
         if config.compile == "blocks":
             raise NotImplementedError("compile='blocks' is not implemented yet: use compile='model' or compile=False")
+        if config.nki == "simulate":
+            raise NotImplementedError(
+                "nki='simulate' is not implemented yet: NKI ops compute with torch (nki='torch')"
+            )
         self.ledger, self.config = ledger, config
         self._compiled: dict[tuple, Callable] = {}
         self._lock = threading.RLock()
@@ -52,8 +55,8 @@ class Graphs:
             compiled = self._compiled.get((function, key))
             if compiled is None:
                 compiled = self._compile(step)
-                with compiling(self.ledger.name, function, key):
-                    result = compiled(*args)
+                logger.info("compiling %s of %s for bucket %s", function, self.ledger.name, key)
+                result = compiled(*args)
                 self._compiled[function, key] = compiled
                 return result
             return compiled(*args)
@@ -70,29 +73,3 @@ class Graphs:
             recompile_limit=RECOMPILE_LIMIT,
             isolate_recompiles=True,
         )
-
-
-_listeners: list[Callable[[str, str, tuple, bool], None]] = []
-
-
-@contextmanager
-def compiling(model: str, function: str, key: tuple):
-    """Tell the log, and whoever draws progress, that a bucket is being compiled."""
-    logger.info("compiling %s of %s for bucket %s", function, model, key)
-    for listener in list(_listeners):
-        listener(model, function, key, True)
-    try:
-        yield
-    finally:
-        for listener in list(_listeners):
-            listener(model, function, key, False)
-
-
-@contextmanager
-def listening(listener: Callable[[str, str, tuple, bool], None]):
-    """Call `listener(model, function, key, begins)` when a compilation begins and ends, within the block."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
