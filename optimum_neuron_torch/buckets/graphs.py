@@ -1,6 +1,5 @@
 """The compiled functions of one prepared object: one per (function, bucket), made when first called."""
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +9,8 @@ import torch
 from .. import runtime
 from ..config import NeuronConfig
 from ..report import Ledger
+from .progress import compiling
 
-
-logger = logging.getLogger(__name__)
 
 # Recompilations allowed inside one bucket (a resized embedding, another adapter); each shows up in report() as a graph
 # of its own.
@@ -48,22 +46,20 @@ class Graphs:
         return (function, key) in self._compiled
 
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
-        """Run `step(*args)` compiled for (function, key); `step` must be importable from its module, for stored
-        artifacts.
-        """
+        """Run `step(*args)` compiled for (function, key). `step` is importable, so that artifacts can be stored."""
+        if self.config.compile is False:
+            return step(*args)
         with self._lock:
             compiled = self._compiled.get((function, key))
             if compiled is None:
                 compiled = self._compile(step)
-                logger.info("compiling %s of %s for bucket %s", function, self.ledger.name, key)
-                result = compiled(*args)
+                with compiling(f"{self.ledger.name}, {function}"):
+                    result = compiled(*args)
                 self._compiled[function, key] = compiled
                 return result
             return compiled(*args)
 
     def _compile(self, step: Callable) -> Callable:
-        if self.config.compile is False:
-            return step
         return torch.compile(
             step,
             backend="neuron",

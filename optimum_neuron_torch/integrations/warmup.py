@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import runtime
+from ..buckets.progress import own_display
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import Buckets, Growth
 from .modules import prepared_of
@@ -106,7 +107,7 @@ def _bar(title: str, total: int, visible: bool) -> Iterator[Any]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[what]}"),
     )
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bar:
+    with own_display(), Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bar:
         task = bar.add_task(title, total=total, what="")
 
         def advance(what: str | None, steps: int) -> None:
