@@ -18,7 +18,7 @@ from diffusers.utils import BaseOutput
 
 from .. import runtime
 from ..buckets.graphs import Graphs
-from ..buckets.modes import outside_inference_mode
+from ..buckets.modes import autocast_dtype, outside_inference_mode
 from ..buckets.shell import borrowed, shell_of
 from ..config import DEVICE_STRICT_KINDS, NeuronConfig
 from ..report import Ledger
@@ -146,7 +146,7 @@ class ExactCalls:
 
     def is_active(self) -> bool:
         """Whether calls are compiled: in eval mode, on a neuron device, outside the user's own tracing."""
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        is_traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
         return not (self.module.training or is_traced) and device_of(self.module).type == runtime.DEVICE_TYPE
 
     def _call(self, method: str, stock: Callable, arguments: dict[str, Any]) -> Any:
@@ -186,8 +186,7 @@ class ExactCalls:
 
     def _key(self, spec: CallSpec, tensors: list[torch.Tensor], device: torch.device) -> tuple:
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        return spec, shapes, self.module.dtype, device.index, torch.is_grad_enabled(), autocast
+        return spec, shapes, self.module.dtype, device.index, torch.is_grad_enabled(), autocast_dtype(device)
 
     def _state_exact_shapes(self, method: str) -> None:
         # A fact of the model and no event: reported without a warning, an error only where the user asked for it.

@@ -39,10 +39,18 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
     stock_inputs, stock_optimize = model.prepare_inputs_for_generation, model._optimize_model_for_decode
     signature = inspect.signature(stock_generate)
 
+    def _stock_generate(*args: Any, **kwargs: Any) -> Any:
+        # An encoder takes its inputs as they are; the loop itself moves what decoders take.
+        if not (model.config.is_encoder_decoder and is_active(model)):
+            return stock_generate(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        moved = signature.bind(**_flat(_move(bound.arguments, next(model.parameters()).device), signature))
+        return stock_generate(*moved.args, **moved.kwargs)
+
     @wraps(stock_generate)
     def generate(*args: Any, **kwargs: Any) -> Any:
         if owner() is None:
-            return stock_generate(*args, **kwargs)
+            return _stock_generate(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         device = _first_device(bound.arguments)
         if device is None:
@@ -60,7 +68,7 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
         given = model_kwargs.get("cache")
         if isinstance(given, BucketCache):
             given.limit = max(given.limit, max_cache_length)
-        reason = _reason_for_stock_cache(bucketed, given, generation_config)
+        reason = _reason_for_stock_cache(bucketed, given, generation_config, model_kwargs)
         if reason is not None:
             if bucketed is not None and not isinstance(given, BucketCache):
                 bucketed.ledger.depart("stock_path", "generate()", reason)
@@ -88,7 +96,9 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
     }
 
 
-def _reason_for_stock_cache(bucketed: BucketedGeneration | None, given: Any, generation_config: Any) -> str | None:
+def _reason_for_stock_cache(
+    bucketed: BucketedGeneration | None, given: Any, generation_config: Any, model_kwargs: dict[str, Any]
+) -> str | None:
     if bucketed is None:
         return "no bucketed generation for this model"
     if given is not None:
@@ -102,6 +112,8 @@ def _reason_for_stock_cache(bucketed: BucketedGeneration | None, given: Any, gen
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(generation_config, name, False):
             return f"{name} is not available in buckets yet"
+    if model_kwargs.get("inputs_embeds") is not None:
+        return "prompts of inputs_embeds have no buckets yet"
     return None
 
 

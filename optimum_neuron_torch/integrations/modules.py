@@ -132,7 +132,8 @@ def detach(module: torch.nn.Module) -> torch.nn.Module:
 
 def is_active(module: torch.nn.Module) -> bool:
     """Whether calls take the bucketed path: in eval mode, on a neuron device, outside the user's own tracing."""
-    if module.training or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    # Not torch.compiler.is_compiling(): that is true for all threads while one of them compiles.
+    if module.training or torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
         return False
     parameter = next(module.parameters(), None)
     return parameter is not None and runtime.is_neuron(parameter)
@@ -210,19 +211,20 @@ def _has_fakes(arguments: dict[str, Any]) -> bool:
 def _bucketed_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     cache = arguments.get("cache")
     if prepared.generation is not None and (cache is not None or _wants_cache(module, arguments)):
-        answer = _cached_forward(module, prepared, arguments, cache)
-        if answer is not None:
-            return answer
-        if cache is not None:
-            return stock(**arguments)
+        answer = _cached_forward(module, prepared, stock, arguments, cache)
+        return stock(**_on_device(module, arguments)) if answer is None else answer
+    return _uncached_forward(module, prepared, stock, arguments)
+
+
+def _uncached_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     try:
         return prepared.module.forward(arguments)
     except ExactShapesError as error:
         prepared.ledger.depart("exact_shapes", "forward()", str(error))
-    return _exact_forward(prepared, stock, arguments)
+    return _exact_forward(module, prepared, stock, arguments)
 
 
-def _exact_forward(prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
+def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
     runs_eagerly = torch.is_grad_enabled() or "labels" in arguments or prepared.config.compile is False
     if not runs_eagerly:
@@ -234,28 +236,45 @@ def _exact_forward(prepared: Prepared, stock: Callable, arguments: dict[str, Any
             prepared.ledger.depart(
                 "stock_path", "forward()", f"it does not compile as one graph ({str(error).splitlines()[0]})"
             )
-    return stock(**arguments)
+    return stock(**_on_device(module, arguments))
+
+
+def _on_device(module: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with host tensors on the model's device: bucketed calls take them from either."""
+    device = next(module.parameters()).device
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
 
 
 def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:
-    """Whether a direct call of a text decoder would return a cache, at a place where buckets can serve it."""
+    """Whether a direct call of a text decoder would return a cache."""
     use_cache = arguments.get("use_cache")
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
-    return bool(use_cache) and "input_ids" in arguments and "labels" not in arguments and not torch.is_grad_enabled()
+    return bool(use_cache) and "input_ids" in arguments and "labels" not in arguments
 
 
-def _cached_forward(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any], cache: Any) -> Any | None:
+# Arguments that decide what a cache holds, and those that only decide what else a call returns.
+PROMPT = frozenset({"input_ids", "attention_mask", "position_ids", "token_type_ids"})
+OUTPUTS = frozenset({"output_attentions", "output_hidden_states", "logits_to_keep", "use_cache", "return_dict"})
+
+
+def _cached_forward(
+    module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any], cache: Any
+) -> Any | None:
     """A call with a cache of ours, or one that starts one; None for what the stock path has to serve."""
     from ..generation.bucketed import NotBucketableError
     from ..generation.cache import BucketCache
 
-    bucketed = cache.owner if isinstance(cache, BucketCache) else prepared.generation.get()
+    bucketed = _owner_of(cache, module) if isinstance(cache, BucketCache) else prepared.generation.get()
     if bucketed is None:
         return None
     if cache is not None and not isinstance(cache, BucketCache):
         prepared.ledger.depart("stock_path", "forward()", f"the caller brought a {type(cache).__name__}")
         return None
     ids = arguments.get("input_ids")
+    is_tuple = arguments.get("return_dict", getattr(module.config, "return_dict", True)) is False
+    further = any(arguments.get(name) for name in ("output_attentions", "output_hidden_states"))
+    if cache is None and (torch.is_grad_enabled() or further) and arguments.keys() <= PROMPT | OUTPUTS:
+        return _forward_then_cache(module, prepared, stock, arguments, bucketed, is_tuple)
     try:
         output = bucketed.forward(cache if cache is not None else BucketCache(bucketed, ids.shape[1]), arguments)
     except NotBucketableError as error:
@@ -265,7 +284,39 @@ def _cached_forward(module: torch.nn.Module, prepared: Prepared, arguments: dict
         return None
     if ids.device.type != "cpu":
         output.logits = output.logits.contiguous().to(ids.device)
-    return output if arguments.get("return_dict") is not False else output.to_tuple()
+    return output.to_tuple() if is_tuple else output
+
+
+def _owner_of(cache: Any, module: torch.nn.Module) -> Any:
+    if cache.owner.model is not module:
+        raise ValueError(
+            f"this cache was filled by another prepared {type(cache.owner.model).__name__}: pass a cache of the model "
+            "that reads it, or one of your own (cache=DynamicCache())"
+        )
+    return cache.owner
+
+
+def _forward_then_cache(
+    module: torch.nn.Module,
+    prepared: Prepared,
+    stock: Callable,
+    arguments: dict[str, Any],
+    bucketed: Any,
+    is_tuple: bool,
+) -> Any:
+    """A call with gradients, or with outputs that a cached step does not have: the plain forward, and a cache that is
+    filled when a later call uses it.
+    """
+    from ..generation.cache import BucketCache
+
+    plain = {**arguments, "use_cache": False, "return_dict": True}
+    output = _uncached_forward(module, prepared, stock, plain)
+    ids = arguments["input_ids"]
+    cache = BucketCache(bucketed, ids.shape[1])
+    cache.length, cache.rows_in_batch = ids.shape[1], ids.shape[0]
+    cache.prompt = {name: value for name, value in arguments.items() if name in PROMPT} | {"logits_to_keep": 1}
+    output = type(output)(**{**output, "cache": cache})
+    return output.to_tuple() if is_tuple else output
 
 
 def _deepcopy_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:

@@ -24,6 +24,6 @@ def recording() -> Iterator[Counter]:
 
 def record(path: str) -> None:
     """Note one call."""
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_dynamo_compiling():
         for recorder in _recorders:
             recorder[path] += 1
