@@ -13,8 +13,8 @@ import types
 
 PLUGIN = "optimum_neuron_torch"
 EMULATOR = f"{PLUGIN}.emulator"
-# Code that may pass through the dormant package without waking it.
-INSIDERS = (EMULATOR, __name__, "torch_neuronx", "importlib")
+# Code that may pass through the dormant package without waking it; torch pickles the emulator's stored graphs.
+INSIDERS = (EMULATOR, __name__, "torch_neuronx", "torch.", "importlib")
 
 
 def autoload() -> None:
