@@ -47,7 +47,8 @@ class AxisSizes:
 
 
 def axis_sizes(buckets: Buckets, axis: str, limit: int | None = None) -> AxisSizes:
-    """The rule of `axis`; `limit` is the model's own maximum, the ceiling of an automatic axis.
+    """The rule of `axis`; `limit` is the model's own maximum, the ceiling of an automatic axis. Models without one
+    (XLNet) write it as None or -1.
 
     Raises ValueError for an axis that `buckets` does not have.
     """
@@ -57,6 +58,7 @@ def axis_sizes(buckets: Buckets, axis: str, limit: int | None = None) -> AxisSiz
     is_automatic = asked == "auto"
     if is_automatic:
         floor = FLOORS.get(axis, 1)
+        limit = limit if limit and limit > 0 else None
         asked = Growth(min(floor, limit) if limit else floor, limit)
     overflow = buckets.overflow or ("error" if isinstance(asked, tuple) else "grow")
     if overflow == "split" and axis != "batch":

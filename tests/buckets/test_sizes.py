@@ -17,6 +17,7 @@ from optimum_neuron_torch.config import BucketOverflowError
         (Buckets(), "sequence", 500, 300, 500),
         (Buckets(), "sequence", 500, 501, 1000),
         (Buckets(), "sequence", 20, 3, 20),
+        (Buckets(), "sequence", -1, 3000, 4096),
         (Buckets(), "batch", None, 5, 8),
         (Buckets(), "cache", 8192, 257, 512),
         (Buckets(cache=Growth(100, None, 1.5)), "cache", None, 160, 225),
