@@ -1,9 +1,14 @@
-"""Grad and inference mode around compiled calls."""
+"""Grad mode, inference mode and autocast around compiled calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """What autocast computes in on `device`, or None where it is off: part of what a graph was compiled for."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 @contextmanager

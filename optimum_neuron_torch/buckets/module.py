@@ -19,7 +19,7 @@ from ..config import NeuronConfig
 from ..report import Ledger
 from .axes import PROBES, DimRule, OutputRules, UnknownAxesError, find_rules
 from .graphs import Graphs
-from .modes import outside_inference_mode
+from .modes import autocast_dtype, outside_inference_mode
 from .pad import dense, pad_axis, pad_rows, repeat_last
 from .shell import borrowed, shell_of
 from .sizes import axis_sizes
@@ -186,7 +186,10 @@ class BucketedModule:
             call = Call({name: _on_host(tensor) for name, tensor in tensors.items()}, {}, {}, constants)
             layout = self._layouts.get(key := ("exact", tuple(shapes.items()), constants))
             if layout is None:
-                layout = self._layouts[key] = self._learn_structure(call)
+                try:
+                    layout = self._layouts[key] = self._learn_structure(call)
+                except Exception as error:  # the stock path says what is wrong with the call
+                    raise ExactShapesError(f"it does not run at these shapes: {_first_line(error)}") from error
             outputs = self._compiled("exact", shapes, call, call.tensors)
         self.ledger.used("exact", shapes, 1, 1)
         return layout.rebuild(outputs)
@@ -196,7 +199,7 @@ class BucketedModule:
     ) -> list[torch.Tensor]:
         device = self.module.device
         form = call.form if call.dims else call.spec
-        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled(device.type), self.module.dtype)
+        modes = (torch.is_grad_enabled(), autocast_dtype(device), self.module.dtype)
         arguments = [dense(tensor).to(device) for tensor in tensors.values()]
         with borrowed(self.shell, self.module) as shell:
             return self.graphs.call(
@@ -224,6 +227,8 @@ class BucketedModule:
                 for name, t in tensors.items()
             }
             return Call(tensors, dims, {"batch": main.shape[0]}, tuple(sorted(constants.items())))
+        if main.dim() != (2 if self.main_input in tensors else 3):
+            raise ExactShapesError(f"{self.main_input} of shape {tuple(main.shape)} is not (batch, sequence)")
         batch, length = main.shape[:2]
         if "attention_mask" not in self.parameters:
             raise ExactShapesError(f"{type(self.module).__name__} takes no attention_mask that could hide pads")
@@ -278,7 +283,10 @@ class BucketedModule:
         return layout
 
     def _find_layout(self, call: Call) -> Layout | str:
-        layout = self._learn_structure(call)
+        try:
+            layout = self._learn_structure(call)
+        except Exception as error:
+            return f"it does not run at probing sizes: {_first_line(error)}"
         axes = tuple(call.sizes)
         try:
             with borrowed(self.shell, self.module) as shell:
@@ -318,8 +326,10 @@ class BucketedModule:
         bucket = {axis: size + 7 for axis, size in sizes.items()}
         config = getattr(self.module, "config", None)
         end_token = getattr(config, "eos_token_id", None)
-        end_token = end_token if isinstance(end_token, int) else None
-        inputs = _probe(call, sizes, getattr(config, "vocab_size", None), end_token)
+        vocabulary = getattr(config, "vocab_size", None)
+        if not isinstance(end_token, int) or not 0 <= end_token < (vocabulary or 0):
+            end_token = None
+        inputs = _probe(call, sizes, vocabulary, end_token)
         padded = {name: self._pad(name, tensor, call.dims[name], bucket) for name, tensor in inputs.items()}
         plain, run = (
             [leaf for leaf in pytree.tree_leaves(_run_on(twin, call.spec, x)) if isinstance(leaf, torch.Tensor)]

@@ -16,6 +16,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..buckets.graphs import Graphs
+from ..buckets.modes import autocast_dtype
 from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
@@ -125,6 +126,7 @@ class BucketedGeneration:
             return self._forward(cache, arguments)
 
     def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
+        cache.fill()
         is_first = cache.state is None
         inputs = self._pad(cache, arguments)
         spec = StepSpec(cache.rows, is_first, self.layers, inputs.extras, inputs.constants, self.takes_keep)
@@ -142,7 +144,7 @@ class BucketedGeneration:
         return CausalLMOutputWithPast(logits=output[0].to("cpu")[: inputs.batch, : inputs.kept], cache=cache)
 
     def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
-        key = (*bucket.items(), torch.is_autocast_enabled(self.model.device.type), self.model.dtype)
+        key = (*bucket.items(), autocast_dtype(self.model.device), self.model.dtype)
         return self.graphs.call(function, key, compiled, *args)
 
     def gather(self, cache: BucketCache, index: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 buckets.
 """
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -19,7 +20,7 @@ class BucketCache(Cache):
     nothing around the model's forward, and passes the 2-D mask on.
 
     Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its
-    tensors.
+    tensors; prompt: arguments of a call whose keys are stored when they are first needed, or None.
     """
 
     is_compileable = False
@@ -29,6 +30,13 @@ class BucketCache(Cache):
         self.owner, self.limit = owner, limit
         self.length, self.rows, self.rows_in_batch = 0, 0, 0
         self.state: list[torch.Tensor] | None = None
+        self.prompt: dict[str, Any] | None = None
+
+    def fill(self) -> None:
+        """Store the keys of `prompt`."""
+        if self.prompt is not None:
+            prompt, self.prompt, self.length = self.prompt, None, 0
+            self.owner.forward(self, prompt)
 
     def __repr__(self) -> str:
         return f"BucketCache(length={self.length}, rows={self.rows}, batch={self.rows_in_batch})"
@@ -46,7 +54,7 @@ class BucketCache(Cache):
         return self.length + query_length, 0
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        return self.state is not None
+        return self.is_initialized
 
     # The base class answers these from `layers`, which this handle does not have: all(()) would read as "only linear
     # layers".
@@ -68,7 +76,7 @@ class BucketCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        return self.state is not None
+        return self.state is not None or self.prompt is not None
 
     @property
     def batch_size(self) -> int:
@@ -83,17 +91,34 @@ class BucketCache(Cache):
             raise ValueError(
                 f"crop({tokens_to_remove}): expected minus the number of tokens to remove, {self.length} are stored"
             )
+        self.fill()
         self.length += tokens_to_remove
 
+    def __deepcopy__(self, memo: dict) -> "BucketCache":
+        """A copy of the store, for the same model: how a prompt's cache is used again for several answers."""
+        memo[id(self)] = twin = copy.copy(self)
+        if self.state is not None:
+            self.owner.gather(twin, torch.arange(self.rows_in_batch))
+        return twin
+
     def reset(self) -> None:
-        self.length, self.state = 0, None
+        self.length, self.state, self.prompt = 0, None, None
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            f"this cache belongs to the buckets of a prepared {type(self.owner.model).__name__} and holds nothing for "
+            "another path: bring a cache of your own (cache=DynamicCache()), or call the prepared model"
+        )
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self.fill()
         if self.state is not None:
             self.owner.gather(self, beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.fill()
         self.owner.gather(self, indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        self.fill()
         self.owner.gather(self, torch.arange(self.rows_in_batch).repeat_interleave(repeats))

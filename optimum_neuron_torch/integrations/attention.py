@@ -39,6 +39,9 @@ def nki_attention_forward(
             position_bias=position_bias, softcap=softcap, **kwargs,
         )  # fmt: skip
     record(NAME)
+    if torch.is_autocast_enabled(query.device.type):  # as for PyTorch's own attention
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and is_causal and query.shape[2] > 1:
         attention_mask = _causal_mask(query.shape[2], key.shape[2], query.device)

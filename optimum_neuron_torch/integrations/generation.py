@@ -16,9 +16,10 @@ import wrapt
 from .. import runtime
 from ..generation.bucketed import BucketedGeneration, NotBucketableError
 from ..generation.cache import BucketCache
+from .modules import is_active
 
 
-class _OnHost(wrapt.ObjectProxy):
+class _OnHost(wrapt.CallableObjectProxy):
     """The model, saying that it lives where the loop's tensors are.
 
     Transformers' prepare_inputs_for_generation moves what forward takes to `self.device`, at exact shapes. Under
@@ -69,6 +70,8 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
         if isinstance(given, BucketCache):
             given.limit = max(given.limit, max_cache_length)
         reason = _reason_for_stock_cache(bucketed, given, generation_config, model_kwargs)
+        if reason is None and _is_compiled_by_user(model):
+            reason = "the model's forward was compiled by the caller"
         if reason is not None:
             if bucketed is not None and not isinstance(given, BucketCache):
                 bucketed.ledger.depart("stock_path", "generate()", reason)
@@ -96,6 +99,18 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
     }
 
 
+def deciding_on_host(stock: Callable) -> Callable:
+    """An assisted decoding that compares candidates where the ids are: under buckets that is the host, while
+    Transformers moves the candidates to the model's device.
+    """
+
+    @wraps(stock)
+    def _assisted_decoding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock(_OnHost(self) if isinstance(kwargs.get("cache"), BucketCache) else self, *args, **kwargs)
+
+    return _assisted_decoding
+
+
 def _reason_for_stock_cache(
     bucketed: BucketedGeneration | None, given: Any, generation_config: Any, model_kwargs: dict[str, Any]
 ) -> str | None:
@@ -115,6 +130,11 @@ def _reason_for_stock_cache(
     if model_kwargs.get("inputs_embeds") is not None:
         return "prompts of inputs_embeds have no buckets yet"
     return None
+
+
+def _is_compiled_by_user(model: torch.nn.Module) -> bool:
+    """Whether calling the model runs a torch.compile of the caller's, by model.compile() or a replaced forward."""
+    return model._compiled_call_impl is not None or hasattr(model.forward, "_torchdynamo_orig_callable")
 
 
 def _flat(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:

@@ -49,6 +49,19 @@ def _register_mask(module: ModuleType) -> Undo:
     return put(module.AttentionMaskInterface._global_mapping, NAME, nki_mask)
 
 
+def _decide_on_host(module: ModuleType) -> Undo:
+    def wrap(stock: Any) -> Any:
+        @wraps(stock)
+        def _assisted_decoding(self: Any, *args: Any, **kwargs: Any) -> Any:
+            from ..integrations.generation import deciding_on_host
+
+            return deciding_on_host(stock)(self, *args, **kwargs)
+
+        return _assisted_decoding
+
+    return replace(module.GenerationMixin, "_assisted_decoding", wrap)
+
+
 def _place_pipelines(module: ModuleType) -> Undo:
     def wrap(stock: Any) -> Any:
         @wraps(stock)
@@ -81,6 +94,12 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers.masking_utils",
         _register_mask,
         "none needed: AttentionMaskInterface is the public way (its mapping is set directly so that it can be undone)",
+    ),
+    Entry(
+        "transformers: assisted decoding decides on the host",
+        "transformers.generation.utils",
+        _decide_on_host,
+        "candidates that go to input_ids.device, not to self.device, in _assisted_decoding",
     ),
     Entry(
         "transformers: pipelines end on neuron",

@@ -1,11 +1,15 @@
 """generate() in buckets against stock generate() on the CPU, on tiny models."""
 
+import contextlib
+import copy
 import threading
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
+    BartForConditionalGeneration,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -14,6 +18,8 @@ from transformers import (
     GPTNeoForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     TextStreamer,
 )
 
@@ -238,3 +244,135 @@ def test_an_overflow_of_a_list_is_refused_with_the_sizes(model):
         model.generate(long, max_new_tokens=2)
     with pytest.raises(ValueError, match=r"cache 72 .*64"):
         model.generate(long[:, :12], max_new_tokens=60)
+
+
+def prompt_cache(model, ids, mask, **arguments):
+    """Continues one prompt's cache twice, by hand and by generate()."""
+    output = model(ids, attention_mask=mask, use_cache=True, **arguments)
+    token = output.logits[:, -1:].argmax(-1).cpu()
+    longer = torch.cat([mask, mask[:, -1:]], 1)
+    shared = [copy.deepcopy(output.cache) for _ in range(2)]
+    again = model(token, attention_mask=longer, cache=output.cache).logits.argmax(-1).cpu()
+    whole = torch.cat([ids, token], 1)
+    return [again, *(generate(model, whole, longer, cache=cache, do_sample=False) for cache in shared)]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("arguments", [{}, {"output_hidden_states": True}], ids=str)
+def test_the_cache_of_a_direct_call_serves_later_calls(plain, model, ids, mask, mode, arguments):
+    with mode():
+        found = prompt_cache(model, ids, mask, **arguments)
+    with torch.no_grad():
+        expected = prompt_cache(plain, ids, mask, **arguments)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_direct_calls_return_what_the_model_returns(plain, model, ids, mode, return_dict):
+    with mode():
+        found, expected = (x(ids, output_hidden_states=True, return_dict=return_dict) for x in (model, plain))
+    assert type(found) is type(expected) and len(found) == len(expected)
+    if return_dict:
+        assert list(found) == list(expected)
+        assert found.logits.requires_grad == expected.logits.requires_grad
+    states = (x.hidden_states if return_dict else x[2] for x in (found, expected))
+    for ours, theirs in zip(*states, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_cache_is_of_one_model(model, tiny_llama, ids):
+    other = AutoModelForCausalLM.from_pretrained(tiny_llama, device_map="neuron", neuron_config=options())
+    with torch.no_grad():
+        cache = model(ids).cache
+        with pytest.raises(ValueError, match="another prepared LlamaForCausalLM"):
+            other(ids[:, :1], cache=cache)
+        with pytest.raises(ValueError, match="cache=DynamicCache"):
+            ont.unprepare(other)(ids[:, :1].to("neuron"), cache=cache)
+
+
+@pytest.mark.parametrize("device", ["cpu", "neuron"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda plain: {"prompt_lookup_num_tokens": 3},
+        lambda plain: {"assistant_model": copy.deepcopy(plain)},
+        lambda plain: {"assistant_model": copy.deepcopy(plain), "do_sample": True},
+    ],
+    ids=["prompt lookup", "assistant", "assistant, sampling"],
+)
+def test_assisted_decoding(plain, model, ids, device, arguments):
+    prompt = ids[:1, :4].repeat(1, 3)
+    arguments = {"do_sample": False, **arguments(plain)}
+    found, expected = (
+        generate(x, prompt, torch.ones_like(prompt), where, **arguments)
+        for x, where in ((model, device), (plain, "cpu"))
+    )
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "neuron"])
+def test_prompts_of_embeddings(plain, model, ids, mask, device):
+    embeddings = plain.get_input_embeddings()(ids).detach()
+    arguments = {"max_new_tokens": 6, "do_sample": False}
+    with pytest.warns(UserWarning, match="inputs_embeds") if device == "cpu" else contextlib.nullcontext():
+        found = model.generate(inputs_embeds=embeddings.to(device), attention_mask=mask.to(device), **arguments)
+    assert torch.equal(found.cpu(), plain.generate(inputs_embeds=embeddings, attention_mask=mask, **arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_autocast(plain, model, ids, mask, dtype):
+    results = []
+    for device, some in (("neuron", model), ("cpu", plain)):
+        with torch.autocast(device, dtype), torch.no_grad():
+            results.append(some(ids, attention_mask=mask).logits.float()[mask.bool()])
+    torch.testing.assert_close(*results, rtol=0.05, atol=0.05)
+    exact = generate(model, ids, mask, do_sample=False)
+    assert torch.equal(exact, generate(plain, ids, mask, do_sample=False))
+
+
+@pytest.mark.parametrize(
+    "compile_it", [lambda m: m.compile(), lambda m: setattr(m, "forward", torch.compile(m.forward))]
+)
+def test_a_forward_the_user_compiled_is_the_one_that_runs(plain, tiny_llama, ids, mask, compile_it):
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, device_map="neuron", neuron_config=options())
+    compile_it(model)
+    with pytest.warns(UserWarning, match="compiled by the caller"):
+        found = generate(model, ids, mask, do_sample=False, max_new_tokens=2)
+    assert torch.equal(found, generate(plain, ids, mask, do_sample=False, max_new_tokens=2))
+
+
+ENCODER_DECODERS = {
+    "T5": (
+        T5ForConditionalGeneration,
+        lambda: T5Config(
+            vocab_size=320, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0,
+            pad_token_id=0, eos_token_id=2,
+        ),
+    ),
+    "BART": (
+        BartForConditionalGeneration,
+        lambda: BartConfig(
+            vocab_size=320, d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_position_embeddings=64,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_encoder_decoders_take_the_stock_path_from_either_device(tmp_path, ids, mask, family):
+    model_class, config = ENCODER_DECODERS[family]
+    path = save(model_class, config(), tmp_path)
+    plain = model_class.from_pretrained(path)
+    with pytest.warns(UserWarning):
+        model = model_class.from_pretrained(path, device_map="neuron", neuron_config=options())
+        for device in ("cpu", "neuron"):
+            for arguments in ({"do_sample": False}, {"do_sample": False, "num_beams": 2}):
+                found = generate(model, ids, mask, device, **arguments)
+                assert torch.equal(found.cpu(), generate(plain, ids, mask, **arguments))
+        with torch.no_grad():
+            found = model(input_ids=ids, decoder_input_ids=ids[:, :5])
+            expected = plain(input_ids=ids, decoder_input_ids=ids[:, :5])
+    assert list(found) == list(expected)
+    assert found.cache.get_seq_length() == expected.cache.get_seq_length()
