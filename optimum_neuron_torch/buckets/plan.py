@@ -61,15 +61,15 @@ def plan(
     With observations the set is the one of least padded work among all sets of at most `graphs` sizes (dynamic
     programming, exact); without, powers of two between the limits. Raises ValueError for empty or non-positive sizes.
     """
-    if graphs < 1:
-        raise ValueError(f"graphs={graphs}: at least one bucket is needed")
+    if type(graphs) is not int or graphs < 1:
+        raise ValueError(f"graphs={graphs!r}: at least one bucket is needed")
     if sizes_or_path is None:
         if limits is None:
             raise ValueError("plan() needs observed sizes or limits=(smallest, largest)")
-        chosen = powers_of_two(*limits)
+        chosen = powers_of_two(*_pair(limits))
         return Plan(Buckets(sequence=list(chosen)), chosen)
     observed = _read_sizes(sizes_or_path)
-    ceiling = max(max(observed), limits[1] if limits else 0)
+    ceiling = max(max(observed), _pair(limits)[1] if limits else 0)
     chosen = least_padding(observed, graphs, ceiling)
     peers = {
         "one maximum": waste_of(observed, (ceiling,)),
@@ -80,11 +80,23 @@ def plan(
 
 def _read_sizes(source: Sequence[int] | str | os.PathLike) -> list[int]:
     if isinstance(source, (str, os.PathLike)):
-        source = json.loads(Path(source).read_text())
-    sizes = list(source)
+        path = Path(source)
+        try:
+            source = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON file with a list of lengths ({error})") from error
+    sizes = source.tolist() if hasattr(source, "tolist") else source  # arrays and tensors
+    is_list = isinstance(sizes, Iterable) and not isinstance(sizes, (str, dict))
+    sizes = list(sizes) if is_list else []
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError("observed sizes must be a non-empty list of positive integers")
     return sizes
+
+
+def _pair(limits: tuple[int, int]) -> tuple[int, int]:
+    if not isinstance(limits, (tuple, list)) or len(limits) != 2 or not all(type(size) is int for size in limits):
+        raise ValueError(f"limits={limits!r}: expected (smallest, largest)")
+    return tuple(limits)
 
 
 def powers_of_two(smallest: int, largest: int) -> tuple[int, ...]:

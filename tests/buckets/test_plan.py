@@ -4,7 +4,9 @@ import itertools
 import json
 import random
 
+import numpy as np
 import pytest
+import torch
 
 from optimum_neuron_torch import plan
 from optimum_neuron_torch.buckets.plan import least_padding, powers_of_two, waste_of
@@ -37,8 +39,33 @@ def test_a_plan_from_a_file_is_drawn(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"sizes_or_path": []}, {"sizes_or_path": [0]}, {"limits": (5, 2)}, {"sizes_or_path": [1], "graphs": 0}],
+    [
+        {},
+        {"sizes_or_path": []},
+        {"sizes_or_path": [0]},
+        {"sizes_or_path": [1.5]},
+        {"sizes_or_path": 5},
+        {"sizes_or_path": {"3": 1}},
+        {"limits": (5, 2)},
+        {"limits": 5},
+        {"limits": (1, 2, 3)},
+        {"sizes_or_path": [1], "graphs": 0},
+        {"sizes_or_path": [1], "graphs": "six"},
+    ],
+    ids=str,
 )
 def test_bad_input_is_refused(arguments):
     with pytest.raises(ValueError):
         plan(**arguments)
+
+
+@pytest.mark.parametrize("content", ["{bad", "5", '{"a": 1}', '["a"]', "[]"])
+def test_a_file_without_lengths_is_refused(tmp_path, content):
+    (tmp_path / "sizes.json").write_text(content)
+    with pytest.raises(ValueError, match="list of"):
+        plan(tmp_path / "sizes.json")
+
+
+@pytest.mark.parametrize("of", [list, tuple, torch.tensor, np.array])
+def test_lengths_come_in_any_sequence(of):
+    assert plan(of([3, 4, 100]), graphs=2).sizes == (4, 100)
