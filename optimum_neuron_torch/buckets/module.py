@@ -5,6 +5,7 @@ Shape legend: B batch, S sequence.
 """
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -121,7 +122,8 @@ class BucketedModule:
         self.graphs = graphs or Graphs(ledger, config)
         self.shell = shell_of(module)
         self.parameters = inspect.signature(type(module).forward).parameters
-        self.main_input = getattr(module, "main_input_name", next(name for name in self.parameters if name != "self"))
+        first_input = next(itertools.islice(self.parameters, 1, None), None)  # behind `self`, whatever its name
+        self.main_input = getattr(module, "main_input_name", first_input)
         model_config = getattr(module, "config", None)
         self.pad_token = getattr(model_config, "pad_token_id", None) or 0
         limit = getattr(model_config, "max_position_embeddings", None)
@@ -173,7 +175,7 @@ class BucketedModule:
             parts.append(self._run(Call(tensors, call.dims, {**call.sizes, "batch": rows}, call.constants)))
         leaves = [[leaf for leaf in pytree.tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in parts]
         joined = [
-            torch.cat([part.to("cpu") for part in column]).to(self.module.device)
+            torch.cat([part.to("cpu") for part in column]).to(self._home.device)
             for column in zip(*leaves, strict=True)
         ]
         return layout.rebuild(joined)
@@ -194,12 +196,17 @@ class BucketedModule:
         self.ledger.used("exact", shapes, 1, 1)
         return layout.rebuild(outputs)
 
+    @property
+    def _home(self) -> torch.nn.Parameter:
+        """A parameter, for the module's device and dtype."""
+        return next(self.module.parameters())
+
     def _compiled(
         self, function: str, bucket: dict[str, Any], call: Call, tensors: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        device = self.module.device
+        device = self._home.device
         form = call.form if call.dims else call.spec
-        modes = (torch.is_grad_enabled(), autocast_dtype(device), self.module.dtype)
+        modes = (torch.is_grad_enabled(), autocast_dtype(device), self._home.dtype)
         arguments = [dense(tensor).to(device) for tensor in tensors.values()]
         with borrowed(self.shell, self.module) as shell:
             return self.graphs.call(
