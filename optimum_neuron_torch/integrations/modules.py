@@ -92,7 +92,7 @@ def prepared_of(module: Any) -> Prepared | None:
 
 def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
     """Give `module` its bucketed forward and generation; returns the same object."""
-    _check_axes(module, config.buckets)
+    check_axes(module, config.buckets)
     ledger = Ledger(type(module).__name__, config.strict)
     graphs = Graphs(ledger, config)
     previous = _set_attention(module, config, ledger)
@@ -139,7 +139,7 @@ def is_active(module: torch.nn.Module) -> bool:
     return parameter is not None and runtime.is_neuron(parameter)
 
 
-def _check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
+def check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
     if buckets.other_axes:
         raise ValueError(
             f"unknown bucket axes {buckets.other_axes} for {type(module).__name__}: its inputs have the axes "

@@ -1,6 +1,7 @@
 """Compiling the buckets of a prepared model ahead of use, with a progress bar."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from .. import runtime
 from ..buckets.progress import own_display
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import Buckets, Growth
-from .modules import prepared_of
+from .modules import check_axes, is_active, prepared_of
 
 
 # Of an automatic axis, sequences up to this length are warmed.
@@ -29,13 +30,25 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
         raise ValueError(
             f"{type(model).__name__} was not prepared: load it with device_map='neuron' or call prepare() on it"
         )
+    if buckets is not None:
+        check_axes(model, buckets)
     generation = prepared.generation.get() if prepared.generation is not None else None
     steps = list(
         _generation_steps(generation, buckets) if generation is not None else _forward_steps(prepared.module, buckets)
     )
-    if dry_run:
+    if not steps:
+        warnings.warn(
+            f"nothing of {prepared.ledger.name} can be warmed up: no combination of buckets fits together, or its "
+            f"input ({prepared.module.main_input}) has a size that is not known; call it once per bucket instead",
+            stacklevel=3,
+        )
+    if dry_run or not steps:
         return steps
-    with torch.no_grad(), _bar(f"compiling {prepared.ledger.name}", len(steps), progress) as advance:
+    with (
+        torch.no_grad(),
+        _in_buckets(model),
+        _bar(f"compiling {prepared.ledger.name}", len(steps), progress) as advance,
+    ):
         for function, bucket in steps:
             advance(f"{function} " + ", ".join(f"{axis} {size}" for axis, size in bucket.items()), 0)
             if generation is not None:
@@ -52,7 +65,11 @@ def _generation_steps(generation: Any, buckets: Buckets | None) -> Iterator[Step
     axes = _axes(generation.axes(), buckets)
     for batch in _listed(axes["batch"], 1):
         for sequence in _listed(axes["sequence"], AUTOMATIC_SEQUENCE):
-            caches = [axes["cache"].fit(sequence)] if axes["cache"].is_automatic else _listed(axes["cache"], None)
+            caches = (
+                _listed(axes["cache"], None)
+                if axes["cache"].largest is not None and not axes["cache"].is_automatic
+                else [axes["cache"].fit(sequence)]
+            )
             for cache in caches:
                 if sequence <= cache:
                     yield "generate", {"batch": batch, "sequence": sequence, "cache": cache}
@@ -95,6 +112,21 @@ def _warm_forward(model: torch.nn.Module, module: Any, bucket: dict[str, int]) -
         model(**arguments, token_type_ids=torch.zeros_like(ids))
     else:
         model(**arguments)
+
+
+@contextmanager
+def _in_buckets(model: torch.nn.Module) -> Iterator[None]:
+    """Eval mode within the block. Raises ValueError for a model that is not on a neuron device."""
+    was_training = model.training
+    model.eval()
+    try:
+        if not is_active(model):
+            raise ValueError(
+                f"{type(model).__name__} is on {next(model.parameters()).device}: move it to neuron before its warm-up"
+            )
+        yield
+    finally:
+        model.train(was_training)
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""warmup(): what it lists, what it refuses, and that it leaves the model as it was."""
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, ViTConfig, ViTForImageClassification
+
+import optimum_neuron_torch as ont
+from tests.tiny_models import save
+
+
+CONFIG = ont.NeuronConfig(options={"executor": "aten", "lowering": "off"})
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return AutoModelForCausalLM.from_pretrained(tiny_llama, device_map="neuron", neuron_config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "expected"),
+    [
+        (None, [(1, 32, 256), (1, 64, 256), (1, 128, 256), (1, 256, 256)]),
+        (ont.Buckets(batch=[2], sequence=[16], cache=[32, 64]), [(2, 16, 32), (2, 16, 64)]),
+        (ont.Buckets(sequence=[300], cache=ont.Growth(256, None)), [(1, 300, 512)]),
+    ],
+    ids=str,
+)
+def test_what_it_would_compile(model, buckets, expected):
+    steps = ont.warmup(model, buckets, dry_run=True)
+    assert [(bucket["batch"], bucket["sequence"], bucket["cache"]) for _, bucket in steps] == expected
+
+
+@pytest.mark.parametrize(
+    ("buckets", "error", "message"),
+    [
+        ({"batch": [1]}, TypeError, "expected Buckets"),
+        (ont.Buckets(seqence=[64]), ValueError, r"unknown bucket axes \['seqence'\]"),
+    ],
+)
+def test_bad_input(model, buckets, error, message):
+    with pytest.raises(error, match=message):
+        ont.warmup(model, buckets)
+
+
+def test_buckets_that_do_not_fit_together_are_nothing_to_do(model):
+    with pytest.warns(UserWarning, match="no combination of buckets"):
+        assert ont.warmup(model, ont.Buckets(sequence=[64], cache=[32])) == []
+
+
+def test_pictures_have_no_known_size(tmp_path):
+    config = ViTConfig(
+        hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8
+    )
+    path = save(ViTForImageClassification, config, tmp_path)
+    model = ViTForImageClassification.from_pretrained(path, device_map="neuron", neuron_config=CONFIG)
+    with pytest.warns(UserWarning, match="pixel_values.*once per bucket"):
+        assert ont.warmup(model) == []
+
+
+def test_a_model_in_training_mode_is_warmed_and_stays_so(tiny_bert, ids):
+    model = AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG).train()
+    ont.warmup(model, ont.Buckets(batch=[4], sequence=[16]), progress=False)
+    assert model.training
+    assert [use.bucket for use in ont.report(model).buckets] == [{"batch": 4, "sequence": 32}]
+
+
+def test_a_model_elsewhere_is_refused(tiny_bert):
+    model = AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG).to("cpu")
+    with pytest.raises(ValueError, match="is on cpu"):
+        ont.warmup(model, progress=False)
+    assert not model.training and isinstance(model, torch.nn.Module)
