@@ -33,6 +33,8 @@ def prepare(
     """
     from .integrations.modules import attach, detach, prepared_of
 
+    if config is not None and not isinstance(config, NeuronConfig):
+        raise TypeError(f"config={config!r}: expected NeuronConfig(...) or None")
     parts = _models_of(model_or_pipeline)
     if _is_diffusers(model_or_pipeline, "DiffusionPipeline"):
         from .integrations.diffusers import prepare_pipeline
@@ -92,6 +94,8 @@ def warmup(
     """
     from .integrations.warmup import warm
 
+    if buckets is not None and not isinstance(buckets, Buckets):
+        raise TypeError(f"buckets={buckets!r}: expected Buckets(...) or None")
     return [step for model in _models_of(obj) for step in warm(model, buckets, dry_run=dry_run, progress=progress)]
 
 
@@ -168,6 +172,11 @@ def _with_verify(config: NeuronConfig, verify: bool | None) -> NeuronConfig:
 
 def _move_to_device(model: torch.nn.Module) -> None:
     first = next(model.parameters(), None)
+    if first is not None and first.is_meta:
+        raise ValueError(
+            f"this {type(model).__name__} is on the meta device, without weights: load it with from_pretrained(), or "
+            "fill it (model.to_empty(device='neuron'), load_state_dict) first"
+        )
     if first is None or not runtime.is_neuron(first):
         model.to(runtime.resolve_device())
 

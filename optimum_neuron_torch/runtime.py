@@ -59,17 +59,24 @@ def resolve_device(device: Any = None) -> torch.device:
     """
     if not is_available():
         raise NeuronNotAvailableError(_why_unavailable())
-    device = torch.device(DEVICE_TYPE if device is None else device)
+    try:
+        device = torch.device(DEVICE_TYPE if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} does not exist: neuron devices are {_device_names()}") from error
     if device.type != DEVICE_TYPE:
         raise ValueError(f"expected a neuron device, got {str(device)!r}")
     index = _device_module().current_device() if device.index is None else device.index
     if index >= device_count():
-        names = ", ".join(f"neuron:{i}" for i in range(device_count()))
         raise ValueError(
-            f"device 'neuron:{index}' does not exist: this process sees {device_count()} logical cores ({names}). "
+            f"device 'neuron:{index}' does not exist: this process sees {device_count()} logical cores "
+            f"({_device_names()}). "
             "Use one of them, or change NEURON_RT_VISIBLE_CORES."
         )
     return torch.device(DEVICE_TYPE, index)
+
+
+def _device_names() -> str:
+    return ", ".join(f"{DEVICE_TYPE}:{index}" for index in range(device_count()))
 
 
 def _why_unavailable() -> str:

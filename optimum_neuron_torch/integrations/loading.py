@@ -1,5 +1,6 @@
 """from_pretrained(..., device_map="neuron", neuron_config=...): where a model goes, and with which configuration."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ def neuron_device(device_map: Any) -> torch.device | None:
             runtime.resolve_device()  # raises, with the reason
         return runtime.resolve_device(device_map)
     return None
+
+
+def warn_of_parts(device_map: Any) -> None:
+    """A map that puts only parts of a model on neuron devices is Accelerate's business: nothing is prepared."""
+    if isinstance(device_map, dict) and any(neuron_device(place) is not None for place in device_map.values()):
+        warnings.warn(
+            f"device_map={device_map!r} spreads the model over devices: it runs eagerly, without buckets or graphs. "
+            "Use device_map='neuron' for one core",
+            stacklevel=4,
+        )
 
 
 def is_current_accelerator() -> bool:

@@ -16,11 +16,12 @@ def _load_on_neuron(module: ModuleType) -> Undo:
             cls: type, pretrained_model_name_or_path: Any, *args: Any, neuron_config: Any = None, **kwargs: Any
         ) -> Any:
             from ..api import prepare
-            from ..integrations.loading import choose_config, neuron_device, refuse_config_elsewhere
+            from ..integrations.loading import choose_config, neuron_device, refuse_config_elsewhere, warn_of_parts
 
             device = neuron_device(kwargs.get("device_map"))
             if device is None:
                 refuse_config_elsewhere(neuron_config, kwargs.get("device_map"))
+                warn_of_parts(kwargs.get("device_map"))
                 return stock(cls, pretrained_model_name_or_path, *args, **kwargs)
             config = choose_config(neuron_config, pretrained_model_name_or_path)
             kwargs["device_map"] = {"": device}

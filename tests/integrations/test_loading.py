@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, BertModel, LlamaForCausalLM
 
 import optimum_neuron_torch as ont
+from tests.tiny_models import TINY
 
 
 CONFIG = ont.NeuronConfig(
@@ -53,6 +54,8 @@ def test_neuron_config_false_loads_without_preparing(tiny_llama):
     ("arguments", "error", "message"),
     [
         ({"device_map": "neuron:9"}, ValueError, r"neuron:9.*sees 4 logical cores.*neuron:3"),
+        ({"device_map": "neuron:-1"}, ValueError, r"neuron:-1.*neuron:0.*neuron:3"),
+        ({"device_map": "neuron:one"}, ValueError, r"neuron:one.*neuron:0.*neuron:3"),
         ({"device_map": "neuron", "neuron_config": "fast"}, ValueError, "expected NeuronConfig"),
         ({"device_map": "cpu", "neuron_config": CONFIG}, ValueError, "add device_map='neuron'"),
         (
@@ -127,6 +130,20 @@ def test_prepare_moves_a_cpu_model_and_refuses_what_is_none(tiny_bert):
         ont.prepare([])
     with pytest.raises(TypeError, match="compiled with torch.compile already"):
         ont.prepare(torch.compile(model))
+    with pytest.raises(TypeError, match="expected NeuronConfig"):
+        ont.prepare(model, {"batch": [1]})
+    with torch.device("meta"):
+        empty = BertModel(BertConfig(**TINY))
+    with pytest.raises(ValueError, match=r"on the meta device.*from_pretrained"):
+        ont.prepare(empty)
+
+
+def test_a_model_spread_over_devices_is_not_prepared_and_says_so(tiny_llama, ids):
+    with pytest.warns(UserWarning, match=r"spreads the model.*device_map='neuron'"):
+        model = AutoModelForCausalLM.from_pretrained(tiny_llama, device_map={"model": "neuron", "lm_head": "cpu"})
+    plain = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    arguments = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(model.generate(ids.to("neuron"), **arguments).cpu(), plain.generate(ids, **arguments))
 
 
 def test_a_prepared_model_on_the_cpu_is_an_ordinary_one(tiny_bert, ids):
