@@ -132,6 +132,12 @@ def kernel_directory() -> Iterator[None]:
             os.environ[_INDUCTOR_VARIABLE] = previous
 
 
+def holds_kernels() -> bool:
+    """Whether Inductor keeps kernels for this machine, which may be damaged."""
+    directory = graph_directory()
+    return directory is not None and any(entry.name != "aotautograd" for entry in directory.iterdir())
+
+
 def discard_kernels() -> None:
     """Forget all of Inductor's kernels for this machine: one of them does not load."""
     if directory := graph_directory():

@@ -74,11 +74,15 @@ class InductorExecutor:
                 stacklevel=2,
             )
             return AtenExecutor().compile(graph)
+        from optimum_neuron_torch.emulator.compiler.cache import discard_kernels, holds_kernels
+
+        had_kernels = holds_kernels()
         try:
             return InductorProgram(_compile(graph))
-        except (ImportError, OSError) as error:
-            from optimum_neuron_torch.emulator.compiler.cache import discard_kernels
-
+        except Exception as error:  # a damaged module or kernel fails in any way Python and the linker know
+            if not had_kernels:
+                raise
+            error = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"A cached kernel is compiled anew: {error}.", RuntimeWarning, stacklevel=2)
             discard_kernels()
             return InductorProgram(_compile(graph))

@@ -1,0 +1,38 @@
+"""Inductor's part of the compile cache, damaged between two processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+CODE = """
+import torch
+function = torch.compile(lambda x: torch.softmax(x * 2 + 1, -1), backend="neuron")
+x = torch.arange(12.0).view(3, 4)
+torch.testing.assert_close(function(x.to("neuron")).cpu(), torch.softmax(x * 2 + 1, -1))
+print("equal")
+"""
+DAMAGES = {
+    "half of it": lambda content: content[: len(content) // 2],
+    "nothing": lambda content: b"",
+    "no text": lambda content: b"\xff" * 64 + content[64:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_does_not_load_is_compiled_anew(tmp_path, damage):
+    def run() -> str:
+        environment = {**os.environ, "OPTIMUM_NEURON_CACHE": str(tmp_path), "NEURON_EMULATOR_EXECUTOR": "inductor"}
+        done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment)
+        assert done.stdout == "equal\n", done.stderr
+        return done.stderr
+
+    run()
+    kernels = [path for path in tmp_path.rglob("*.*") if path.suffix in (".py", ".so", ".cpp")]
+    assert {path.suffix for path in kernels} >= {".py", ".so"}
+    for path in [*kernels, *tmp_path.rglob("aotautograd/*/*")]:
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    assert "compiled anew" in run()
+    assert "compiled anew" not in run()
