@@ -84,10 +84,17 @@ def _list(directory: Path, entries: list[Path]) -> int:
     return 0
 
 
+def _agrees(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # no one there to ask
+        return False
+
+
 def _clear(directory: Path, entries: list[Path], ask: bool) -> int:
     size = format_bytes(sum(measure(entry).size for entry in entries))
-    if ask and input(f"Delete {size} of compiled graphs in {directory}? [y/N] ").strip().lower() not in ("y", "yes"):
-        print("Nothing was deleted.")
+    if ask and not _agrees(f"Delete {size} of compiled graphs in {directory}? [y/N] "):
+        print("Nothing was deleted (--yes deletes without asking).")
         return FAILED
     for entry in entries:
         # Out of the way first: a process that compiles meanwhile never sees half of it.

@@ -1,6 +1,7 @@
 """`cache` counts what is there, and deletes compiled graphs only."""
 
 import builtins
+import io
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_clear_leaves_what_is_not_a_graph(run_cli, cache):
 def test_clear_asks_first(run_cli, cache, monkeypatch):
     monkeypatch.setattr(builtins, "input", lambda prompt: "n")
     assert run_cli("neuron", "cache", "clear").code == 1
+    assert len(_files(cache)) == 3
+
+
+def test_clear_deletes_nothing_where_no_one_can_be_asked(run_cli, cache, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    outcome = run_cli("neuron", "cache", "clear")
+    assert outcome.code == 1 and "--yes" in outcome.out
     assert len(_files(cache)) == 3
 
 
