@@ -157,11 +157,16 @@ def _models_of(obj: Any) -> list[torch.nn.Module]:
         raise TypeError(
             "this module was compiled with torch.compile already: prepare the model itself, then compile it"
         )
-    if hasattr(obj, "config"):
-        return [obj]
-    inner = [module for module in obj.children() if hasattr(module, "config")]
-    inner += [model for module in obj.children() for model in module.children() if hasattr(model, "config")]
-    return inner or [obj]
+    return list(_outermost_models(obj)) or [obj]
+
+
+def _outermost_models(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The module if it is a Transformers or Diffusers model, else those inside it (SentenceTransformer, PEFT)."""
+    if any(base.__name__ in ("PreTrainedModel", "ModelMixin") for base in type(module).__mro__):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost_models(child)
 
 
 def _with_verify(config: NeuronConfig, verify: bool | None) -> NeuronConfig:

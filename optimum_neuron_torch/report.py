@@ -158,8 +158,9 @@ def _ledgers_below(obj: Any) -> list[Ledger]:
         return [own]
     parts = list(getattr(obj, "components", {}).values()) if isinstance(getattr(obj, "components", None), dict) else []
     parts += [part for part in (getattr(obj, "model", None), getattr(obj, "_orig_mod", None)) if part is not None]
-    if hasattr(obj, "named_children"):
-        parts += [child for _, child in obj.named_children()]
+    if hasattr(obj, "modules"):
+        parts += [inner for inner in obj.modules() if inner is not obj]
+    parts = {id(part): part for part in parts}.values()
     return [ledger for part in parts for ledger in [ledger_of(part)] if ledger is not None]
 
 
