@@ -14,6 +14,7 @@ from .. import runtime
 from ..buckets.progress import own_display
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import Buckets, Growth
+from ..report import ledger_of
 from .modules import check_axes, is_active, prepared_of
 
 
@@ -26,6 +27,11 @@ Step = tuple[str, dict[str, int]]
 def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, progress: bool) -> list[Step]:
     """See `optimum_neuron_torch.warmup`. Raises ValueError for a model that was not prepared."""
     prepared = prepared_of(model)
+    if prepared is None and ledger_of(model) is not None:
+        raise ValueError(
+            f"{type(model).__name__} runs at exact shapes, so there are no buckets to warm up: call it, or its "
+            "pipeline, once at the sizes you need"
+        )
     if prepared is None:
         raise ValueError(
             f"{type(model).__name__} was not prepared: load it with device_map='neuron' or call prepare() on it"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers import UNet2DModel
 from transformers import AutoModel, AutoModelForCausalLM, ViTConfig, ViTForImageClassification
 
 import optimum_neuron_torch as ont
@@ -69,3 +70,12 @@ def test_a_model_elsewhere_is_refused(tiny_bert):
     with pytest.raises(ValueError, match="is on cpu"):
         ont.warmup(model, progress=False)
     assert not model.training and isinstance(model, torch.nn.Module)
+
+
+def test_a_model_at_exact_shapes_has_no_buckets():
+    unet = UNet2DModel(
+        sample_size=8, layers_per_block=1, block_out_channels=(8, 16), down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"), norm_num_groups=4,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"UNet2DModel runs at exact shapes.*once at the sizes"):
+        ont.warmup(ont.prepare(unet.eval(), CONFIG))
