@@ -167,3 +167,12 @@ def test_outputs_have_eager_strides(shape):
     result = _compile(function, executor="aten")(x)
     assert result.stride() == function(x).stride()
     torch.testing.assert_close(result.cpu(), function(x.cpu()))
+
+
+def test_a_literal_on_the_host_meets_device_tensors():
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt(torch.tensor(8, dtype=torch.float))
+
+    x = torch.randn(3, 4)
+    compiled = torch.compile(scaled, backend="neuron", dynamic=False, options={"executor": "aten"})
+    torch.testing.assert_close(compiled(x.to("neuron")).cpu(), scaled(x))
