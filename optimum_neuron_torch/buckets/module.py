@@ -219,6 +219,8 @@ class BucketedModule:
         tensors, constants = _split_arguments(arguments)
         constants = dict(constants)
         if "use_cache" in self.parameters:
+            if constants.get("use_cache") is True:
+                raise ExactShapesError("a cache was asked for, which only models with generate() keep in buckets")
             constants["use_cache"] = False
         if "labels" in tensors:
             raise ExactShapesError("a loss is computed at exact shapes: padding rows would change its mean")

@@ -226,7 +226,8 @@ def _uncached_forward(module: torch.nn.Module, prepared: Prepared, stock: Callab
 
 def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
-    runs_eagerly = torch.is_grad_enabled() or "labels" in arguments or prepared.config.compile is False
+    returns_more = "labels" in arguments or arguments.get("use_cache") is True
+    runs_eagerly = returns_more or torch.is_grad_enabled() or prepared.config.compile is False
     if not runs_eagerly:
         try:
             return prepared.module.exact(arguments)

@@ -255,3 +255,14 @@ except RuntimeError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "NEURON_EMULATOR": "0"}
     )
     assert "NEURON_EMULATOR=0 switches the emulated one off" in result.stdout, result.stderr
+
+
+def test_a_base_decoder_returns_a_cache_where_it_is_asked_for(tiny_llama, ids):
+    plain = AutoModel.from_pretrained(tiny_llama)
+    model = AutoModel.from_pretrained(tiny_llama, device_map="neuron", neuron_config=CONFIG)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="a cache was asked for"):
+            first = model(ids.to("neuron"), use_cache=True)
+        again = model(ids[:, :1].to("neuron"), cache=first.past_key_values, use_cache=True).last_hidden_state
+        expected = plain(torch.cat([ids, ids[:, :1]], 1)).last_hidden_state
+    torch.testing.assert_close(again.cpu(), expected[:, -1:], rtol=1e-5, atol=1e-5)

@@ -30,7 +30,7 @@ def lift_constants(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tenso
             last_placeholder = graph.placeholder(f"constant_{len(constants)}")
         node.replace_all_uses_with(last_placeholder)
         graph.erase_node(node)
-        # AOTAutograd compiles under its fake tensor mode; the literal is real, on the device or (torch.tensor) the host.
+        # AOTAutograd compiles under its fake tensor mode; the literal is real, on the device or on the host.
         with _disable_current_modes():
             literal = value.detach()
             constants.append((literal if literal.device.type == "cpu" else device.host_alias(literal)).clone())
