@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,9 +39,10 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
     if buckets is not None:
         check_axes(model, buckets)
     generation = prepared.generation.get() if prepared.generation is not None else None
-    steps = list(
-        _generation_steps(generation, buckets) if generation is not None else _forward_steps(prepared.module, buckets)
-    )
+    if generation is not None:
+        steps = _served(_generation_steps(generation, buckets), generation.axes())
+    else:
+        steps = _served(_forward_steps(prepared.module, buckets), prepared.module.axis_sizes)
     if not steps:
         warnings.warn(
             f"nothing of {prepared.ledger.name} can be warmed up: no combination of buckets fits together, or its "
@@ -64,6 +65,16 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
             advance(None, 1)
     runtime.mark_warm()
     return steps
+
+
+def _served(steps: Iterable[Step], own: dict[str, AxisSizes]) -> list[Step]:
+    """The steps at the model's own buckets, which are what serves those sizes; each once."""
+    served: list[Step] = []
+    for function, sizes in steps:
+        step = function, {axis: own[axis].fit(size) for axis, size in sizes.items()}
+        if step not in served:
+            served.append(step)
+    return served
 
 
 def _generation_steps(generation: Any, buckets: Buckets | None) -> Iterator[Step]:

@@ -266,3 +266,11 @@ def test_a_base_decoder_returns_a_cache_where_it_is_asked_for(tiny_llama, ids):
         again = model(ids[:, :1].to("neuron"), cache=first.past_key_values, use_cache=True).last_hidden_state
         expected = plain(torch.cat([ids, ids[:, :1]], 1)).last_hidden_state
     torch.testing.assert_close(again.cpu(), expected[:, -1:], rtol=1e-5, atol=1e-5)
+
+
+def test_warmup_names_the_buckets_that_serve_the_sizes(tiny_bert):
+    model = AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG)
+    steps = ont.warmup(model, ont.Buckets(batch=[1, 3], sequence=[5, 16]), dry_run=True)
+    assert steps == [("encode", {"batch": 4, "sequence": 16})]
+    with pytest.raises(ValueError, match="sequence 17"):
+        ont.warmup(model, ont.Buckets(batch=[1], sequence=[17]), dry_run=True)
