@@ -119,7 +119,7 @@ class BucketedModule:
         self, module: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
     ) -> None:
         self.module, self.config, self.ledger = module, config, ledger
-        self.graphs = graphs or Graphs(ledger, config)
+        self.graphs = Graphs(ledger, config) if graphs is None else graphs  # an empty one is falsy
         self.shell = shell_of(module)
         self.parameters = inspect.signature(type(module).forward).parameters
         first_input = next(itertools.islice(self.parameters, 1, None), None)  # behind `self`, whatever its name

@@ -80,7 +80,7 @@ class BucketedGeneration:
     ) -> None:
         self.layers = check_supported(model)
         self.model, self.config, self.ledger = model, config, ledger
-        self.graphs = graphs or Graphs(ledger, config)
+        self.graphs = Graphs(ledger, config) if graphs is None else graphs  # an empty one is falsy
         self.shell = shell_of(model)
         text_config = model.config.get_text_config(decoder=True)
         limit = getattr(text_config, "max_position_embeddings", None)
