@@ -152,7 +152,8 @@ class BucketedGeneration:
         with torch.inference_mode(False), torch.no_grad():
             rows = index.shape[0]
             bucket = {"from": cache.state[0].shape[0], "batch": self.batches.fit(rows), "cache": cache.rows}
-            padded = dense(pad_rows(index.to("cpu", copy=True), bucket["batch"])).to(self.model.device)
+            index = index.to("cpu", torch.int64, copy=True)  # beam search gives int32, other callers int64
+            padded = dense(pad_rows(index, bucket["batch"])).to(self.model.device)
             cache.state = self._call("gather", bucket, gather_rows, padded, *cache.state)
             self.ledger.used("gather", bucket, rows, bucket["batch"])
             cache.rows_in_batch = rows

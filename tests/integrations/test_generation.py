@@ -229,7 +229,9 @@ def test_no_length_reaches_the_device_after_warmup(tiny_llama):
         for rows in (1, 2):
             for device in ("cpu", "neuron"):
                 some = torch.randint(5, 300, (rows, length))
-                generate(model, some, torch.ones_like(some), device, do_sample=False)
+                for strategy in ("greedy", "sampling"):
+                    generate(model, some, torch.ones_like(some), device, **STRATEGIES[strategy])
+                generate(model, some, torch.ones_like(some), device, num_beams=2 // rows, do_sample=False)
     after = ont.report(model)
     assert (after.graphs, after.cached, after.eager_signatures) == (
         before.graphs,
