@@ -166,9 +166,9 @@ class BucketedGeneration:
             arguments.pop(name, None)
         if "input_ids" not in arguments:
             raise NotBucketableError(f"a call without input_ids (it has {sorted(arguments)}) has no bucket rule yet")
-        ids_BQ = _host(arguments.pop("input_ids"))
+        ids_BQ = _host(arguments.pop("input_ids")).long()  # int32 ids would be graphs of their own
         mask_BM = arguments.pop("attention_mask", None)
-        extras = {name: _host(arguments.pop(name)) for name in PER_TOKEN if name in arguments}
+        extras = {name: _host(arguments.pop(name)).long() for name in PER_TOKEN if name in arguments}
         kept = arguments.pop("logits_to_keep", 0)
         constants = self._constants(arguments)
         batch, length = ids_BQ.shape

@@ -232,6 +232,7 @@ def test_no_length_reaches_the_device_after_warmup(tiny_llama):
                 for strategy in ("greedy", "sampling"):
                     generate(model, some, torch.ones_like(some), device, **STRATEGIES[strategy])
                 generate(model, some, torch.ones_like(some), device, num_beams=2 // rows, do_sample=False)
+                generate(model, some.int(), torch.ones_like(some, dtype=torch.bool), device, do_sample=False)
     after = ont.report(model)
     assert (after.graphs, after.cached, after.eager_signatures) == (
         before.graphs,
