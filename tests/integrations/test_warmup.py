@@ -21,8 +21,8 @@ def model(tiny_llama):
     ("buckets", "expected"),
     [
         (None, [(1, 32, 256), (1, 64, 256), (1, 128, 256), (1, 256, 256)]),
-        (ont.Buckets(batch=[2], sequence=[16], cache=[32, 64]), [(2, 16, 32), (2, 16, 64)]),
-        (ont.Buckets(sequence=[300], cache=ont.Growth(256, None)), [(1, 300, 512)]),
+        (ont.Buckets(batch=[2], sequence=[16], cache=[32, 64]), [(2, 32, 256)]),
+        (ont.Buckets(sequence=[300], cache=ont.Growth(256, None)), [(1, 512, 512)]),
     ],
     ids=str,
 )
