@@ -18,7 +18,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 def test_a_model_too_large_for_hbm_is_out_of_memory_and_leaves_nothing(tmp_path):
     code = f"""
-import gc, torch, optimum_neuron_torch
+import gc, time, torch, optimum_neuron_torch
 from transformers import AutoModel, BertConfig, BertModel
 config = BertConfig(vocab_size=30000, hidden_size=256, num_hidden_layers=1, num_attention_heads=4)
 BertModel(config).save_pretrained({str(tmp_path)!r})
@@ -26,7 +26,11 @@ try:
     AutoModel.from_pretrained({str(tmp_path)!r}, device_map="neuron")
 except torch.OutOfMemoryError as error:
     print(error)
-gc.collect()
+for _ in range(100):  # the loading threads end in their own time
+    gc.collect()
+    if torch.accelerator.memory_allocated() == 0:
+        break
+    time.sleep(0.1)
 print("left", torch.accelerator.memory_allocated())
 """
     result = run(code, NEURON_EMULATOR_HBM="16MiB")
