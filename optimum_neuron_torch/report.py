@@ -101,7 +101,9 @@ class Report:
     """A snapshot. Counts are of this process; times are in seconds, memory in bytes.
 
     `graphs` were compiled here, `cached` came from the persistent cache. `eager_signatures` and `copies` are the
-    device's counters (None where it keeps none). `padded_share` is the share of the positions run that were padding.
+    device's counters (None where it keeps none). `fallbacks` are the ops that ran, or on the device would run, on the
+    CPU; `unknown_ops` those of which nothing public says where they run (None on a real device). `padded_share` is the
+    share of the positions run that were padding.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Report:
     attention: dict[str, int]
     departures: list[dict[str, Any]]
     times: dict[str, float]
+    unknown_ops: list[str] | None = None
     lowering: dict[str, int] = field(default_factory=dict)
     graph_names: list[str] = field(default_factory=list)
 
@@ -195,6 +198,7 @@ def _make_report(name: str, ledgers: list[Ledger], records: list[dict[str, Any]]
         buckets=uses,
         padded_share=1 - sum(use.real for use in uses) / padded if padded else 0.0,
         fallbacks=runtime.fallback_ops(),
+        unknown_ops=runtime.unknown_ops(),
         attention=dict(attention),
         departures=[{**asdict(departure), "calls": calls} for departure, calls in departures.items()],
         times={key: sum(record.get(field) or 0 for record in records) / 1e6 for key, field in _TIMES.items()},

@@ -142,6 +142,14 @@ def fallback_ops() -> list[str]:
     return sorted(set(map(str, function()))) if function is not None else []
 
 
+def unknown_ops() -> list[str] | None:
+    """Names of the ops run eagerly of which no public source says whether the device runs them natively. Only the
+    emulator asks that question; None elsewhere.
+    """
+    function = getattr(_package(), "get_unknown_ops", None)
+    return sorted(set(map(str, function()))) if function is not None else None
+
+
 @contextlib.contextmanager
 def strict_device(*kinds: str) -> Iterator[None]:
     """Turn the emulator's strict kinds on within the block. The native device has none: there it raises

@@ -37,6 +37,7 @@ def summary_table(report: "Report") -> Table:
         ("buckets touched", str(len(report.buckets))),
         ("padded share of the work", f"{report.padded_share:.0%}"),
         ("ops on the CPU", ", ".join(report.fallbacks) or "none"),
+        *([] if report.unknown_ops is None else [("ops of unknown support", ", ".join(report.unknown_ops) or "none")]),
         ("attention", ", ".join(f"{path} {calls}" for path, calls in report.attention.items()) or "-"),
         ("seconds", ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.times.items())),
     ]

@@ -32,6 +32,18 @@ def test_it_agrees_with_the_backends_records(tiny_llama, ids, mask):
         assert figure in str(report)
 
 
+def test_it_names_ops_on_the_cpu_and_ops_of_unknown_support():
+    torch_neuronx.clear_op_tracking()
+    x = torch.rand(4, 4).to("neuron")
+    torch.linalg.qr(x + x)
+    x.lgamma()
+    report = ont.report()
+    assert report.fallbacks == ["aten::linalg_qr"] and report.unknown_ops == ["aten::lgamma"]
+    assert report.unknown_ops == report.to_dict()["unknown_ops"] == torch_neuronx.get_unknown_ops()
+    assert torch_neuronx.metrics.get_counter_value("unknown_calls") == 1
+    assert "aten::linalg_qr" in str(report) and "aten::lgamma" in str(report)
+
+
 CODE = """
 import json, sys, torch, optimum_neuron_torch as ont
 from transformers import AutoModelForCausalLM

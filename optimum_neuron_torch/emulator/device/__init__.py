@@ -4,7 +4,7 @@
 * `device_alias(tensor, core)`, `device_aliases(list, core)`: neuron tensors over the memory of CPU tensors;
 * `allocating_on(core)`: a scope in which the CPU's kernels of this thread allocate in the device's memory, so that
   `device_alias` of their results is counted once, limited and cached;
-* `counters()`, `clear_counters()`, `executed_ops()`, `fallback_ops()`;
+* `counters()`, `clear_counters()`, `executed_ops()`, `fallback_ops()`, `unknown_ops()`;
 * `strict(*kinds)`, `strict_kinds()`, `mark_warm()`.
 
 Importing this package loads neither torch nor the C++ extension; the first use of a name does.
@@ -26,6 +26,7 @@ _HOMES = {
     "mark_warm": ".strict_mode",
     "strict": ".strict_mode",
     "strict_kinds": ".strict_mode",
+    "unknown_ops": ".counting",
 }
 
 __all__ = sorted(_HOMES)

@@ -28,7 +28,16 @@ def executed_ops() -> list[str]:
 
 def fallback_ops() -> list[str]:
     """Of `executed_ops()`, those that the real device would have run on the CPU."""
+    return _executed_in_state("cpu")
+
+
+def unknown_ops() -> list[str]:
+    """Of `executed_ops()`, those of which no public source says how the real device runs them."""
+    return _executed_in_state("unknown")
+
+
+def _executed_in_state(state: str) -> list[str]:
     from .capabilities import capabilities
 
     table = capabilities()
-    return [name for name in executed_ops() if table.state_of(name) == "cpu"]
+    return [name for name in executed_ops() if table.state_of(name) == state]

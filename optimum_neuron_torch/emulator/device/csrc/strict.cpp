@@ -22,11 +22,17 @@ std::atomic<int> first_core{-1};
 std::mutex capabilities_mutex;
 std::unordered_map<std::string, Capability> capabilities;
 
+// As CapabilityTable.row_of() in capabilities.py: the overload, its family, the family of the form that is not in place.
 Capability capability_of(const std::string& name) {
   const std::lock_guard<std::mutex> lock(capabilities_mutex);
+  auto base = name.substr(0, name.find('.'));
   auto found = capabilities.find(name);
   if (found == capabilities.end()) {
-    found = capabilities.find(name.substr(0, name.find('.')));
+    found = capabilities.find(base + ".*");
+  }
+  if (found == capabilities.end() && base.back() == '_') {
+    base.pop_back();
+    found = capabilities.find(base + ".*");
   }
   return found == capabilities.end() ? Capability::kUnknown : found->second;
 }
@@ -125,7 +131,12 @@ void check_capability(const OpRecord& record, at::TensorList tensors) {
     refuse(kFallback, record.name, tensors, "the device runs it on the CPU, with a copy there and back");
   }
   if (is_on(kUnknown) && capability == Capability::kUnknown) {
-    refuse(kUnknown, record.name, tensors, "no public source says whether the device runs it natively");
+    const bool is_of_torch = record.name.rfind("aten::", 0) == 0;
+    refuse(
+        kUnknown, record.name, tensors,
+        is_of_torch ? "no public source says that a release runs it natively, and the beta of April 2026 had no kernel "
+                      "for it: it ran on the CPU there"
+                    : "no public source says whether the device runs it natively");
   }
 }
 

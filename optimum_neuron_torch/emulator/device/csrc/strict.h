@@ -39,7 +39,7 @@ inline bool is_on(Kind kind) {
 }
 
 enum class Capability { kNative, kFallback, kUnknown };
-// What is known of the real device, by operator name with or without overload.
+// What is known of the real device, by operator with overload, or by its family: "aten::add.*".
 void set_capabilities(std::unordered_map<std::string, Capability> capabilities);
 
 void mark_warm(bool is_warm);

@@ -1,6 +1,6 @@
 """`torch_neuronx` as far as the emulator has it: op tracking, memory, metrics, NKI entry points.
 
-`is_emulated` and `strict` exist only here, never on the native package.
+`get_unknown_ops`, `is_emulated` and `strict` exist only here, never on the native package.
 """
 
 import torch
@@ -9,6 +9,7 @@ from optimum_neuron_torch.emulator.device import strict
 from optimum_neuron_torch.emulator.device.counting import clear_counters as _clear_counters
 from optimum_neuron_torch.emulator.device.counting import executed_ops as get_executed_ops
 from optimum_neuron_torch.emulator.device.counting import fallback_ops as get_fallback_ops
+from optimum_neuron_torch.emulator.device.counting import unknown_ops as get_unknown_ops
 
 from . import metrics, utils
 from .nki_ops import nki_op, wrap_nki
@@ -48,6 +49,7 @@ __all__ = [
     "empty_cache",
     "get_executed_ops",
     "get_fallback_ops",
+    "get_unknown_ops",
     "is_emulated",
     "max_memory_allocated",
     "max_memory_reserved",

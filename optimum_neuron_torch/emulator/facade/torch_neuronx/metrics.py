@@ -1,15 +1,15 @@
 """Counters of the device, with TorchNeuron's function names. Here they are always on.
 
 Counters: "eager_signatures" (each one a compilation on Trainium), "eager_calls", "copies", "fallback_calls" (those
-that the real device would have run on the CPU), "copies.<direction>", and per operation "calls.<op>" and
-"signatures.<op>".
+that the real device would have run on the CPU), "unknown_calls" (those of which nothing public says how it runs
+them), "copies.<direction>", and per operation "calls.<op>" and "signatures.<op>".
 Metrics, which are lists of measured values, come from compiled graphs: the time spent per phase in microseconds.
 """
 
 from typing import Any
 
 from optimum_neuron_torch.emulator.device import clear_counters, counters, mark_warm
-from optimum_neuron_torch.emulator.device.counting import fallback_ops
+from optimum_neuron_torch.emulator.device.counting import fallback_ops, unknown_ops
 
 
 _PHASES = ("trace", "fx_passes", "lower", "compile", "load")
@@ -82,6 +82,7 @@ def _counter_values() -> dict[str, int]:
         "eager_calls": counted["eager_calls"],
         "copies": counted["copies"],
         "fallback_calls": sum(operations[name][0] for name in fallback_ops()),
+        "unknown_calls": sum(operations[name][0] for name in unknown_ops()),
     }
     for (direction, _shape), count in counted["copies_by_shape"].items():
         values[f"copies.{direction}"] = values.get(f"copies.{direction}", 0) + count

@@ -37,6 +37,17 @@ def is_mxocp_supported() -> bool:
     return get_platform_target() == "trn3"
 
 
-def get_neuron_registered_ops() -> list[str]:
-    """The operations that are known to run natively on the real device."""
-    return sorted(name for name, row in capabilities().rows.items() if row.state == "native")
+def get_neuron_registered_ops(as_sorted: bool = False, keep_variant: bool = False) -> set[str] | list[str]:
+    """The operations known to run natively on the real device, as {"add", "max", ...}.
+
+    On the device these are those with a kernel; here, those that the capability table says are native.
+
+    Args:
+        as_sorted: give a sorted list rather than a set.
+        keep_variant: keep the overload, as "max.dim"; the name alone where the table speaks of all its overloads.
+    """
+    native = (name.removesuffix(".*") for name, row in capabilities().rows.items() if row.state == "native")
+    names = {name.split("::")[1] for name in native}
+    if not keep_variant:
+        names = {name.split(".")[0] for name in names}
+    return sorted(names) if as_sorted else names
