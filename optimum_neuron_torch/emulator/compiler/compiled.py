@@ -16,6 +16,7 @@ from optimum_neuron_torch.emulator.device import extension
 
 
 _exchange_allocating_core = extension.load().exchange_allocating_core
+_is_profiling = extension.load().is_profiling
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,20 @@ class CompiledGraph:
         self._restrided: tuple[int, ...] | None = None
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if _is_profiling():
+            return self._call_profiled(args)
+        return self._call(args)
+
+    def _call_profiled(self, args: list[Any]) -> Sequence[Any]:
+        """The call as one range of the device in `torch.profiler`, as a compiled graph is one on Trainium."""
+        module = extension.load()
+        start = module.profiler_clock()
+        try:
+            return self._call(args)
+        finally:
+            module.record_graph(f"graph {self.record.graph_name}", self.outputs.device_index or 0, start)
+
+    def _call(self, args: list[Any]) -> Sequence[Any]:
         if self.program.takes_device_tensors:
             return self.program(args)
         host_args = device.host_aliases(args)

@@ -26,6 +26,8 @@ SIDECAR = DEVICE_DIR / "_C.json"
 
 # Without debug symbols, which would make the library forty times as large.
 COMPILER_FLAGS = ["-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+# Kineto's headers, which torch installs, format with fmt; the symbols of fmt are not in torch's libraries.
+PROFILER_FLAGS = ["-DUSE_KINETO", "-DFMT_HEADER_ONLY"]
 LINKER_FLAGS = ["-Wl,--strip-all"]
 
 
@@ -72,16 +74,19 @@ def build() -> Path:
 
 
 def _compile() -> Path:
+    import torch
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
     # A virtual environment that is not activated has its ninja beside its interpreter, but not on the path.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    has_kineto = torch.autograd.kineto_available()
+    kineto_headers = [str(Path(torch.__file__).parent / "include" / "kineto")]
     extension = CppExtension(
         "_C",
         sources=sorted(str(path) for path in SOURCE_DIR.glob("*.cpp")),
-        include_dirs=[str(SOURCE_DIR)],
-        extra_compile_args=COMPILER_FLAGS,
+        include_dirs=[str(SOURCE_DIR), *(kineto_headers if has_kineto else [])],
+        extra_compile_args=[*COMPILER_FLAGS, *(PROFILER_FLAGS if has_kineto else [])],
         extra_link_args=LINKER_FLAGS,
     )
     distribution = Distribution({"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension}})

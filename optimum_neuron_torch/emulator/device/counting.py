@@ -10,8 +10,8 @@ def counters() -> dict[str, Any]:
 
     `eager_signatures`: distinct (operation, shapes, dtypes, other arguments) run eagerly, each a compilation on
     Trainium; `eager_calls`: how often operations ran; `copies`: dense copies of one dtype between host and device or
-    between cores, which compile nothing; `operations`: name -> (calls, signatures); `copies_by_shape`:
-    (direction, shape) -> count.
+    between cores, which compile nothing; `operations`: name -> (calls, signatures); `calls_by_dtype`: name -> dtype of
+    the first tensor argument -> calls ("" for a call without one); `copies_by_shape`: (direction, shape) -> count.
     """
     return extension.load().counters()
 

@@ -32,6 +32,21 @@ def test_a_signature_is_an_operation_with_shapes_dtypes_and_constants(neuron):
     assert signatures(lambda: torch.topk(x, 3)) == 1
 
 
+def test_calls_are_counted_by_operation_and_dtype(neuron):
+    x = torch.ones(4, device=neuron)
+    half = x.bfloat16()
+    for _ in range(3):
+        x + x
+    half + half
+    torch.arange(3, device=neuron)
+    counters = device.counters()
+    assert counters["calls_by_dtype"]["aten::add.Tensor"] == {"float32": 3, "bfloat16": 1}
+    assert counters["operations"]["aten::add.Tensor"] == (4, 2)
+    assert sum(sum(counts.values()) for counts in counters["calls_by_dtype"].values()) == counters["eager_calls"]
+    device.clear_counters()
+    assert device.counters()["calls_by_dtype"] == {}
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -1,6 +1,7 @@
 """The device's memory: aliases without copies, statistics, the limit, pinned memory, files."""
 
 import threading
+from random import Random
 
 import pytest
 import torch
@@ -67,6 +68,16 @@ def test_device_alias_is_counted_and_does_not_copy(neuron):
     assert torch.neuron.memory_allocated() == before
 
 
+def test_adopted_memory_is_limited_too(neuron, limit):
+    limit(8 * MIB)
+    host = torch.ones(4 * MIB)
+    before = torch.neuron.memory_allocated()
+    with pytest.raises(torch.OutOfMemoryError, match="16.00 MiB were asked for"):
+        device.device_alias(host, 0)
+    assert torch.neuron.memory_allocated() == before and host[7].item() == 1
+    assert device.device_alias(host[: MIB // 4].clone(), 0).sum().item() == MIB // 4
+
+
 def test_results_of_the_host_are_allocated_on_the_device(neuron):
     before = torch.neuron.memory_allocated()
     with device.allocating_on(0):
@@ -95,6 +106,57 @@ def test_statistics(neuron):
     free, total = torch.neuron.mem_get_info()
     assert 0 < free <= total
     assert "limit" in torch.neuron.memory_summary()
+
+
+def test_many_allocations_return_to_the_start(neuron):
+    """Sizes of both pools, live sets that come and go in random order, on two cores."""
+    random = Random(0)
+    torch.neuron.empty_cache()
+    start = [torch.neuron.memory_allocated(core) for core in range(2)]
+    reserved = [torch.neuron.memory_reserved(core) for core in range(2)]
+    live: list[tuple[int, torch.Tensor]] = []
+    sizes = [0, 0]
+    for _ in range(10_000):
+        if live and random.random() < 0.5:
+            core, tensor = live.pop(random.randrange(len(live)))
+            sizes[core] -= tensor.nbytes
+        else:
+            core = random.randrange(2)
+            tensor = torch.empty(int(2 ** random.uniform(0, 21)), dtype=torch.uint8, device=f"neuron:{core}")
+            sizes[core] += tensor.nbytes
+            live.append((core, tensor))
+        used = [torch.neuron.memory_allocated(core) - start[core] for core in range(2)]
+        assert all(have >= asked for have, asked in zip(used, sizes, strict=True))
+    assert torch.neuron.memory_stats()["num_tensor_frees"] > 1000
+    live.clear()
+    del tensor
+    assert [torch.neuron.memory_allocated(core) for core in range(2)] == start
+    torch.neuron.empty_cache()
+    assert [torch.neuron.memory_reserved(core) for core in range(2)] == reserved
+
+
+def test_the_process_goes_on_after_running_out_of_memory(neuron, limit):
+    limit(32 * MIB)
+    model = torch.nn.Linear(1024, 1024, device=neuron)
+    inputs = torch.ones(8, 1024, device=neuron)
+    expected = model(inputs).detach().cpu()
+    before = torch.neuron.memory_allocated()
+    for _ in range(3):
+        with pytest.raises(torch.OutOfMemoryError):
+            model(inputs.repeat(4096, 1))
+        with pytest.raises(torch.OutOfMemoryError):
+            inputs.resize_(64 * MIB)
+    assert torch.neuron.memory_allocated() == before and inputs.shape == (8, 1024)
+    torch.testing.assert_close(model(inputs).detach().cpu(), expected)
+    assert torch.neuron.memory_stats()["num_ooms"] >= 6
+
+
+def test_memory_summary_has_what_the_statistics_have(neuron):
+    x = torch.ones(3 * MIB, device=neuron)
+    summary, stats = torch.neuron.memory_summary(), torch.neuron.memory_stats()
+    assert f"{stats['allocated_bytes.all.current'] / MIB:.1f} MiB" in summary and "large pool" in summary
+    assert len(torch.neuron.memory_summary(abbreviated=True)) < len(summary)
+    del x
 
 
 def test_out_of_memory_says_what_and_why(neuron, limit):

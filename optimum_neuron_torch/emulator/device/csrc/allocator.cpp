@@ -1,6 +1,8 @@
 // The memory of the emulated device: a caching allocator over host memory with statistics and a limit.
 #include "allocator.h"
 
+#include "profiler.h"
+
 #include <c10/core/alignment.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
@@ -111,12 +113,14 @@ class Pool {
   Block* adopt(c10::DeviceIndex core, const c10::Storage& host) {
     check_not_in_bad_fork();
     mark_in_use();
+    const size_t nbytes = host.nbytes();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    make_room(core, nbytes, nbytes);
     auto* block = new Block();
     block->data = host.mutable_data();
-    block->size = block->requested = host.nbytes();
+    block->size = block->requested = nbytes;
     block->core = core;
     block->foreign = host;
-    const std::lock_guard<std::mutex> lock(mutex_);
     count_reserved(block);
     count_use(block);
     return block;
@@ -194,8 +198,8 @@ class Pool {
     return block;
   }
 
-  Block* reserve(c10::DeviceIndex core, size_t size, size_t nbytes) {
-    mark_in_use();
+  // Raises unless `size` more bytes are within the limit, if need be without what is cached.
+  void make_room(c10::DeviceIndex core, size_t size, size_t nbytes) {
     if (reserved_bytes_ + size > limit_ && cached_bytes_ > 0) {
       stats_[core].num_alloc_retries++;
       drop_cached_blocks();
@@ -203,6 +207,11 @@ class Pool {
     if (reserved_bytes_ + size > limit_) {
       raise_out_of_memory(core, nbytes);
     }
+  }
+
+  Block* reserve(c10::DeviceIndex core, size_t size, size_t nbytes) {
+    mark_in_use();
+    make_room(core, size, nbytes);
     auto* block = new Block();
     try {
       block->data = allocate_with_header(block, size);
@@ -256,6 +265,15 @@ class Pool {
     reserved_bytes_ += block->size;
   }
 
+  // To torch.profiler(profile_memory=True), which looks at the calling thread only.
+  void tell_profiler(const Block* block, bool is_freed) {
+    const auto& stats = stats_[block->core];
+    const auto nbytes = static_cast<int64_t>(block->size);
+    c10::reportMemoryUsageToProfiler(
+        block->data, is_freed ? -nbytes : nbytes, current(stats.allocated_bytes), current(stats.reserved_bytes),
+        core_device(block->core));
+  }
+
   void count_use(const Block* block) {
     auto& stats = stats_[block->core];
     const auto pool = pool_of(block->size);
@@ -264,6 +282,9 @@ class Pool {
     increase(stats.allocated_bytes, pool, block->size);
     increase(stats.active_bytes, pool, block->size);
     increase(stats.requested_bytes, pool, block->requested);
+    if (C10_UNLIKELY(profiler::is_recording())) {
+      tell_profiler(block, /*is_freed=*/false);
+    }
   }
 
   void uncount_use(const Block* block) {
@@ -274,6 +295,9 @@ class Pool {
     decrease(stats.allocated_bytes, pool, block->size);
     decrease(stats.active_bytes, pool, block->size);
     decrease(stats.requested_bytes, pool, block->requested);
+    if (C10_UNLIKELY(profiler::is_recording())) {
+      tell_profiler(block, /*is_freed=*/true);
+    }
   }
 
   void raise_out_of_memory(c10::DeviceIndex core, size_t nbytes) {

@@ -27,6 +27,22 @@ CopyDirection direction_of(const Tensor& source, const Tensor& destination) {
   return is_neuron(destination) ? CopyDirection::kDeviceToDevice : CopyDirection::kDeviceToHost;
 }
 
+// As profilers of other devices name them.
+const std::string& name_of_copy(const Tensor& source, const Tensor& destination) {
+  static const std::string host_to_device = "Memcpy HtoD";
+  static const std::string device_to_host = "Memcpy DtoH";
+  static const std::string device_to_device = "Memcpy DtoD";
+  switch (direction_of(source, destination)) {
+    case CopyDirection::kHostToDevice:
+      return host_to_device;
+    case CopyDirection::kDeviceToHost:
+      return device_to_host;
+    case CopyDirection::kDeviceToDevice:
+      return device_to_device;
+  }
+  return device_to_device;
+}
+
 void observe_copy(const Tensor& source, const Tensor& destination) {
   static auto& record = record_named("aten::copy_");
   if (moves_bytes_only(source, destination)) {
@@ -47,6 +63,9 @@ void observe_copy(const Tensor& source, const Tensor& destination) {
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {
   static auto& record = record_named("aten::copy_");
   observe_copy(self, destination);
+  const profiler::Range range(
+      name_of_copy(self, destination), profiler::Activity::kCopy,
+      (is_neuron(destination) ? destination : self).device().index(), static_cast<int64_t>(self.nbytes()));
   on_host(destination).copy_(on_host(self), non_blocking);
   if (C10_UNLIKELY(strict::is_on()) && is_neuron(destination)) {
     strict::check_results(record, destination);

@@ -1,6 +1,7 @@
 // What the device counts: operations, eager signatures and copies.
 #include "counters.h"
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -85,6 +86,18 @@ OpRecord* intern(State& state, OpRecord described) {
   return known;
 }
 
+std::map<std::string, uint64_t> calls_by_dtype(const OpRecord& record) {
+  std::map<std::string, uint64_t> counts;
+  for (size_t i = 0; i < record.calls_by_dtype.size(); i++) {
+    if (record.calls_by_dtype[i] > 0) {
+      const bool has_tensor = i < c10::NumScalarTypes;
+      const auto name = has_tensor ? c10::getDtypeNames(static_cast<at::ScalarType>(i)).first : "";
+      counts[std::string(name)] = record.calls_by_dtype[i];
+    }
+  }
+  return counts;
+}
+
 bool has_name(const OpRecord& record, const c10::FunctionSchema& schema) {
   const std::string_view name = record.name;
   return name.size() >= schema.name().size() && name.compare(0, schema.name().size(), schema.name()) == 0;
@@ -123,7 +136,11 @@ void Signature::add(const at::Tensor& tensor) {
     add(uint64_t{0});
     return;
   }
-  add(static_cast<uint64_t>(tensor.scalar_type()) + 1);
+  const auto dtype = static_cast<size_t>(tensor.scalar_type());
+  if (dtype_ == c10::NumScalarTypes) {
+    dtype_ = dtype;
+  }
+  add(static_cast<uint64_t>(dtype) + 1);
   const auto sizes = tensor.sizes();
   add(static_cast<uint64_t>(sizes.size()));
   for (const auto size : sizes) {
@@ -171,6 +188,7 @@ void count_call(OpRecord& record, const Signature& signature) {
   auto& counts = state();
   const std::lock_guard<std::mutex> lock(counts.mutex);
   record.calls++;
+  record.calls_by_dtype[signature.dtype()]++;
   counts.eager_calls++;
   if (C10_UNLIKELY(counts.signatures.insert(signature.hash()).second)) {
     record.signatures++;
@@ -200,7 +218,7 @@ CounterSnapshot snapshot_counters() {
   snapshot.copies_by_shape = counts.copies_by_shape;
   for (const auto& record : counts.records) {
     if (record.calls > 0) {
-      snapshot.operations.push_back({record.name, record.calls, record.signatures});
+      snapshot.operations.push_back({record.name, record.calls, record.signatures, calls_by_dtype(record)});
     }
   }
   return snapshot;
@@ -214,6 +232,7 @@ void clear_counters() {
   counts.copies_by_shape.clear();
   for (auto& record : counts.records) {
     record.calls = record.signatures = 0;
+    record.calls_by_dtype.fill(0);
   }
 }
 

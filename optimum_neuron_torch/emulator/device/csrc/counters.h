@@ -9,6 +9,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -27,6 +28,7 @@ struct OpRecord {
   int generator_argument = -1;
   uint64_t calls = 0;
   uint64_t signatures = 0;
+  std::array<uint64_t, c10::NumScalarTypes + 1> calls_by_dtype{}; // of the first tensor argument; last: no tensor
 };
 
 OpRecord& record_of(const c10::OperatorHandle& op);
@@ -50,7 +52,13 @@ class Signature {
     return hash_;
   }
 
+  // The dtype of the first tensor, an index of OpRecord::calls_by_dtype.
+  size_t dtype() const {
+    return dtype_;
+  }
+
  private:
+  size_t dtype_ = c10::NumScalarTypes;
   uint64_t hash_ = 0x243F6A8885A308D3ull;
 };
 
@@ -65,6 +73,7 @@ struct OpCount {
   std::string name;
   uint64_t calls;
   uint64_t signatures;
+  std::map<std::string, uint64_t> calls_by_dtype; // "float32" -> count; "" for calls without a tensor
 };
 
 struct CounterSnapshot {

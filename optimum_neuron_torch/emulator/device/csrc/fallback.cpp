@@ -33,6 +33,10 @@ class HostCall {
     arguments_to_host();
     {
       const AllocateOnCore scope(core_);
+      std::optional<profiler::Range> range;
+      if (C10_LIKELY(!record_.is_view)) {
+        range.emplace(record_.name, profiler::Activity::kKernel, core_);
+      }
       std::optional<DrawFromCore> randomness;
       if (C10_UNLIKELY(record_.draws_without_generator)) {
         randomness.emplace(core_);

@@ -11,6 +11,7 @@
 #include <ATen/ops/set_native.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/DimVector.h>
 
 namespace neuron::kernels {
 namespace {
@@ -83,7 +84,14 @@ Tensor efficient_zero_tensor(
 
 const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
   const c10::DeviceGuard guard(self.device());
-  return at::native::resize_(self, size, memory_format);
+  const c10::DimVector sizes(self.sizes()), strides(self.strides());
+  try {
+    return at::native::resize_(self, size, memory_format);
+  } catch (const c10::OutOfMemoryError&) {
+    // PyTorch changes the geometry first, and would leave it without the memory.
+    self.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    throw;
+  }
 }
 
 Tensor& set_source_storage(Tensor& self, at::Storage source) {

@@ -7,6 +7,7 @@
 #include "generator.h"
 #include "hooks.h"
 #include "host_allocations.h"
+#include "profiler.h"
 #include "strict.h"
 
 #include <torch/csrc/DynamicTypes.h>
@@ -83,8 +84,10 @@ const char* name_of(CopyDirection direction) {
 py::dict counters_as_dict() {
   const auto counters = snapshot_counters();
   py::dict operations;
+  py::dict calls_by_dtype;
   for (const auto& op : counters.operations) {
     operations[py::str(op.name)] = py::make_tuple(op.calls, op.signatures);
+    calls_by_dtype[py::str(op.name)] = py::cast(op.calls_by_dtype);
   }
   py::dict copies_by_shape;
   for (const auto& [key, count] : counters.copies_by_shape) {
@@ -95,6 +98,7 @@ py::dict counters_as_dict() {
   result["eager_calls"] = counters.eager_calls;
   result["copies"] = counters.copies;
   result["operations"] = operations;
+  result["calls_by_dtype"] = calls_by_dtype;
   result["copies_by_shape"] = copies_by_shape;
   return result;
 }
@@ -153,6 +157,7 @@ void initialize() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_hooks();
+  profiler::register_profiler();
 
   m.def("initialize", &initialize);
   m.def("is_in_bad_fork", &is_in_bad_fork);
@@ -178,6 +183,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def("counters", &counters_as_dict);
   m.def("clear_counters", &clear_counters);
+
+  m.def("is_profiling", &profiler::is_recording);
+  m.def("profiler_clock", &profiler::now);
+  m.def("record_graph", [](const std::string& name, int core, int64_t start) {
+    profiler::record(name, profiler::Activity::kKernel, static_cast<c10::DeviceIndex>(core), start, /*nbytes=*/0);
+  });
 
   m.def("known_strict_kinds", &known_strict_kinds);
   m.def("strict_kinds", &enabled_strict_kinds);

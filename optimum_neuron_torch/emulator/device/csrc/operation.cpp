@@ -57,6 +57,7 @@ Operation::Operation(OpRecord& record, at::TensorList tensors, c10::ArrayRef<c10
   }
   count_call(record_, signature);
   scope_.emplace(core_);
+  range_.emplace(record_.name, profiler::Activity::kKernel, core_);
 }
 
 at::Tensor Operation::result(const at::Tensor& host) const {

@@ -5,6 +5,7 @@
 #include "counters.h"
 #include "generator.h"
 #include "host_allocations.h"
+#include "profiler.h"
 #include "strict.h"
 
 #include <optional>
@@ -29,6 +30,7 @@ class Operation {
   OpRecord& record_;
   c10::DeviceIndex core_;
   std::optional<AllocateOnCore> scope_;
+  std::optional<profiler::Range> range_;
 };
 
 // Raises PyTorch's usual error unless all defined `tensors` are on one core.

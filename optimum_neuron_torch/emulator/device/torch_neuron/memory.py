@@ -1,6 +1,7 @@
 """Memory functions of `torch.neuron`. The figures are those of the emulator's allocator (csrc/allocator.cpp)."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,11 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: Device = None) -> "OrderedDict[str, Any]":
-    """Allocator statistics of one core, with the keys of `torch.accelerator.memory_stats`."""
-    return torch.accelerator.memory_stats(index_of(device))
+    """Allocator statistics of one core, with the keys of `torch.accelerator.memory_stats` and two of TorchNeuron's."""
+    stats = torch.accelerator.memory_stats(index_of(device))
+    stats["allocation_requests"] = stats["allocation.all.allocated"]
+    stats["num_tensor_frees"] = stats["allocation.all.freed"]
+    return stats
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -52,23 +56,33 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
-    """A table of `memory_stats` in MiB."""
+    """A table of `memory_stats`: now, at the peak and over all time, of each pool unless abbreviated."""
     index = index_of(device)
     stats = memory_stats(index)
     free, total = mem_get_info(index)
-    lines = [f"Memory of neuron:{index} (limit {_mib(total)}, free {_mib(free)})"]
-    for label, key in (
-        ("in use", "allocated_bytes"),
-        ("reserved", "reserved_bytes"),
-        ("requested", "requested_bytes"),
-    ):
-        now, peak = stats.get(f"{key}.all.current", 0), stats.get(f"{key}.all.peak", 0)
-        lines.append(f"  {label:<10} {_mib(now):>14}   peak {_mib(peak):>14}")
-    if not abbreviated:
-        lines.append(f"  blocks     {stats.get('allocation.all.current', 0):>14}")
-        lines.append(f"  retries    {stats.get('num_alloc_retries', 0):>14}   OOMs {stats.get('num_ooms', 0):>14}")
+    lines = [
+        f"Memory of neuron:{index}: limit {_size(total)}, free {_size(free)}, OOMs {stats['num_ooms']}, "
+        f"retries after emptying the cache {stats['num_alloc_retries']}",
+        f"{'':<24}" + "".join(f"{column:>14}" for column in _COLUMNS),
+    ]
+    for label, key, unit in _ROWS:
+        for pool in ("all",) if abbreviated else _POOLS:
+            values = (stats[f"{key}.{pool}.{column}"] for column in _COLUMNS)
+            name = label if pool == "all" else f"  {pool.replace('_', ' ')}"
+            lines.append(f"{name:<24}" + "".join(f"{unit(value):>14}" for value in values))
     return "\n".join(lines)
 
 
-def _mib(nbytes: int) -> str:
+def _size(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f} MiB"
+
+
+_POOLS = ("all", "small_pool", "large_pool")
+_COLUMNS = ("current", "peak", "allocated", "freed")
+_ROWS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
+    ("in use", "allocated_bytes", _size),
+    ("asked for", "requested_bytes", _size),
+    ("reserved", "reserved_bytes", _size),
+    ("blocks in use", "allocation", str),
+    ("blocks reserved", "segment", str),
+)
