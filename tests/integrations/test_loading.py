@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, BertConfig, BertModel, LlamaForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import optimum_neuron_torch as ont
 from tests.tiny_models import TINY
@@ -274,3 +274,48 @@ def test_warmup_names_the_buckets_that_serve_the_sizes(tiny_bert):
     assert steps == [("encode", {"batch": 4, "sequence": 16})]
     with pytest.raises(ValueError, match="sequence 17"):
         ont.warmup(model, ont.Buckets(batch=[1], sequence=[17]), dry_run=True)
+
+
+MEASURE_LOADING = """
+import gc, sys, threading, time
+import optimum_neuron_torch, torch
+from transformers import AutoModelForCausalLM
+
+def anonymous() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+small, large, dtype = sys.argv[1:]
+load = lambda path: AutoModelForCausalLM.from_pretrained(path, device_map="neuron", dtype=getattr(torch, dtype))
+load(small)  # what libraries keep for themselves is there now
+gc.collect()
+start, peak, done = anonymous(), 0, False
+
+def watch() -> None:
+    global peak
+    while not done:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+model = load(large)
+done = True
+watcher.join()
+print((peak - start) / sum(parameter.nbytes for parameter in model.parameters()))
+"""
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def test_loading_needs_the_memory_of_the_model_once(tiny_llama, tmp_path, dtype):
+    """Weights go from their file into the device's memory: no copy of the model is in anonymous memory beside it."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 8000}
+    LlamaForCausalLM(LlamaConfig(num_hidden_layers=8, **sizes)).save_pretrained(tmp_path, max_shard_size="50MB")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE_LOADING, str(tiny_llama), str(tmp_path), dtype],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0.9 < float(done.stdout) <= 1.1
