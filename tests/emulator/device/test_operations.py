@@ -1,6 +1,8 @@
 """Operations on the device against the CPU: values, views, in-place writes, gradients, devices that do not match."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -261,6 +263,42 @@ def test_deepcopy_and_module_methods(neuron):
         third.weight.zero_()
     assert_same(device.host_alias(third.weight), torch.zeros(2, 3))
     assert alias.abs().sum() > 0
+
+
+def test_moving_a_module_keeps_its_parameters(neuron):
+    """As between CPU and CUDA: ties hold, an optimizer made before updates what moved, memory returns."""
+    module = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+    module[1].weight = weight = module[0].weight
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    before = weight.detach().clone()
+    module.to(neuron)
+    assert module[0].weight is weight and module[1].weight is weight and weight.device == neuron
+    module[0](torch.ones(1, 64, device=neuron)).sum().backward()
+    optimizer.step()
+    device.host_alias(weight)
+    allocated = torch.neuron.memory_allocated()
+    module.to("cpu")
+    assert module[1].weight is weight
+    assert_same(weight.detach(), before - 1)
+    assert allocated - torch.neuron.memory_allocated() >= 64 * 64 * 4
+    assert not torch._has_compatible_shallow_copy_type(torch.empty(1, device=neuron), torch.empty(1, device="meta"))
+
+
+LIBRARY_BEFORE_FIRST_USE = """
+import torch
+
+library = torch.library.Library("made_up", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x + x, "CPU")
+library.impl("twice", lambda x: 2 * x, "CompositeExplicitAutograd")
+print(torch.ops.made_up.twice(torch.ones(2, device="neuron")).tolist())
+"""
+
+
+def test_libraries_defined_before_the_first_use(neuron):
+    """The device registers itself for PyTorch's operations only, whatever else is defined when it starts."""
+    done = subprocess.run([sys.executable, "-c", LIBRARY_BEFORE_FIRST_USE], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[2.0, 2.0]\n", 0), done.stderr
 
 
 def test_streams_and_events(neuron):

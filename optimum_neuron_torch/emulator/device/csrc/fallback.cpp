@@ -266,6 +266,11 @@ void register_composed_operations() {
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
+    // Only PyTorch's own: what a library composes for every backend (its CompositeExplicitAutograd) it means to run here.
+    const auto space = name.getNamespace();
+    if (!space || *space != "aten") {
+      continue;
+    }
     const auto op = dispatcher.findOp(name);
     if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && is_composed_without_backend(*op) &&
         !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {

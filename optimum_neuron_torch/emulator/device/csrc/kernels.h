@@ -46,6 +46,7 @@ Tensor& set_source_storage_offset(
 Tensor& set_source_tensor(Tensor& self, const Tensor& source);
 Tensor& set_(Tensor& self);
 void record_stream(Tensor& self, at::Stream stream);
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from);
 
 // -- views (views.cpp) ------------------------------------------------------------------------------------------------
 Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> storage_offset);

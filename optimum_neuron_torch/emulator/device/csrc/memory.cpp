@@ -1,6 +1,7 @@
 // Kernels that make tensors or change which memory they own. They compile nothing on the device: no signatures.
 #include "kernels.h"
 
+#include "alias.h"
 #include "allocator.h"
 #include "cores.h"
 #include "strict.h"
@@ -121,6 +122,15 @@ Tensor& set_(Tensor& self) {
 
 void record_stream(Tensor& self, at::Stream stream) {
   device_allocator()->recordStream(self.storage().data_ptr(), stream);
+}
+
+// Asked before `a.data = b`. PyTorch's own answer knows no out-of-tree backend and points them to this operator. With it
+// Module.to() keeps its Parameter objects, so that tied weights stay tied and optimizers keep what they update.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  const auto is_dense = [](const Tensor& tensor) {
+    return tensor.layout() == c10::kStrided && (tensor.is_cpu() || is_neuron(tensor));
+  };
+  return self.key_set() == from.key_set() || (is_dense(self) && is_dense(from));
 }
 
 } // namespace neuron::kernels

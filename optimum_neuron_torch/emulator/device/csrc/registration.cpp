@@ -21,6 +21,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", kernels::set_source_tensor);
   m.impl("set_", kernels::set_);
   m.impl("record_stream", kernels::record_stream);
+  m.impl("_has_compatible_shallow_copy_type", kernels::has_compatible_shallow_copy_type);
 
   m.impl("as_strided", kernels::as_strided);
   m.impl("view", kernels::view);
