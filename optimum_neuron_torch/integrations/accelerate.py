@@ -73,18 +73,6 @@ def with_one_device_loading(load_checkpoint_and_dispatch: Callable) -> Callable:
     return wrapper
 
 
-def with_host_reading(load_state_dict: Callable) -> Callable:
-    """`load_state_dict()` that reads safetensors for neuron on the host (safetensors does not know the device)."""
-
-    @wraps(load_state_dict)
-    def wrapper(checkpoint_file, device_map=None):
-        if device_map is not None and is_current_accelerator():
-            device_map = {name: "cpu" if _is_on_neuron(place) else place for name, place in device_map.items()}
-        return load_state_dict(checkpoint_file, device_map)
-
-    return wrapper
-
-
 def with_named_devices(dispatch_model: Callable) -> Callable:
     """`dispatch_model()` that moves a model to a numbered device: Accelerate skips the move for numbers of neuron."""
 
@@ -95,10 +83,6 @@ def with_named_devices(dispatch_model: Callable) -> Callable:
         return dispatch_model(model, device_map, *args, **kwargs)
 
     return wrapper
-
-
-def _is_on_neuron(place: Any) -> bool:
-    return type(place) is int or str(place).partition(":")[0] == runtime.DEVICE_TYPE
 
 
 def _named(place: Any) -> Any:

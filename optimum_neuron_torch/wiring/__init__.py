@@ -8,11 +8,17 @@ import sys
 
 import wrapt
 
-from . import accelerate, diffusers, trainer, transformers
+from . import accelerate, diffusers, safetensors, trainer, transformers
 from .entries import Entry
 
 
-ENTRIES: tuple[Entry, ...] = (*transformers.ENTRIES, *trainer.ENTRIES, *diffusers.ENTRIES, *accelerate.ENTRIES)
+ENTRIES: tuple[Entry, ...] = (
+    *safetensors.ENTRIES,
+    *transformers.ENTRIES,
+    *trainer.ENTRIES,
+    *diffusers.ENTRIES,
+    *accelerate.ENTRIES,
+)
 
 _active = False
 _hooked: set[str] = set()

@@ -57,12 +57,6 @@ ENTRIES: tuple[Entry, ...] = (
         "load_checkpoint_and_dispatch", "with_one_device_loading", ("accelerate.big_modeling", "accelerate")
     ),
     *_function_entries("dispatch_model", "with_named_devices", ("accelerate.big_modeling", "accelerate")),
-    *_function_entries(
-        "load_state_dict",
-        "with_host_reading",
-        ("accelerate.utils.modeling", "accelerate.utils"),
-        "safetensors that loads onto any device of torch (it has a list of names)",
-    ),
     _method_entry(
         "accelerate.state",
         "AcceleratorState",

@@ -132,7 +132,7 @@ from optimum_neuron_torch import unwire, wire, wiring
 import accelerate.big_modeling, accelerate.utils.modeling as modeling
 places = [accelerate, accelerate.utils, accelerate.big_modeling, modeling]
 found = lambda name: {getattr(p, name) for p in places if hasattr(p, name)}
-names = ["get_max_memory", "load_state_dict", "infer_auto_device_map", "dispatch_model"]
+names = ["get_max_memory", "infer_auto_device_map", "dispatch_model"]
 names += ["load_checkpoint_and_dispatch"]
 is_ours = lambda f: hasattr(f, "_neuron_stock")
 assert all(is_ours(f) for name in names for f in found(name))
