@@ -6,36 +6,51 @@ user compiles.
 
 from __future__ import annotations
 
+import copyreg
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+
+from .device import exchange
 
 
 # True while `torch.compile` runs for a caller who named no backend.
 _backend_unnamed: ContextVar[bool] = ContextVar("neuron_backend_unnamed", default=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Patch:
     """
-    One attribute of PyTorch replaced.
+    One attribute of PyTorch, or one entry of a table of pickling functions, replaced.
 
     Args:
-        owner: what holds the attribute.
-        name: the attribute.
+        owner: what holds the attribute, or the table.
+        name: the attribute, or the key.
         wrap: makes the replacement from the original.
         until: what upstream change would make the patch unnecessary.
     """
 
     owner: Any
-    name: str
+    name: Any
     wrap: Callable[[Any], Any]
     until: str
+
+    def read(self) -> Any:
+        return self.owner.get(self.name) if isinstance(self.owner, MutableMapping) else getattr(self.owner, self.name)
+
+    def write(self, value: Any) -> None:
+        if not isinstance(self.owner, MutableMapping):
+            setattr(self.owner, self.name, value)
+        elif value is None:
+            del self.owner[self.name]
+        else:
+            self.owner[self.name] = value
 
 
 def _compile_without_named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,6 +110,8 @@ def _involves_neuron(gm: Any, inputs: Sequence[Any]) -> bool:
     )
 
 
+_SHARING = "a hook by which a backend says how its storages are shared between processes"
+
 _PATCHES = (
     Patch(
         torch,
@@ -104,6 +121,25 @@ _PATCHES = (
     ),
     Patch(torch._TorchCompileInductorWrapper, "__init__", _remember_whether_named, until="as above"),
     Patch(torch._TorchCompileInductorWrapper, "__call__", _yield_to_neuron, until="as above"),
+    *(
+        Patch(ForkingPickler._extra_reducers, kind, exchange.send_copies, until=_SHARING)
+        for kind in (torch.Tensor, torch.nn.Parameter)
+    ),
+    Patch(ForkingPickler._extra_reducers, torch.UntypedStorage, exchange.refuse_storages, until=_SHARING),
+    Patch(torch.UntypedStorage, "share_memory_", exchange.refuse_sharing, until=_SHARING),
+    Patch(torch.UntypedStorage, "is_shared", exchange.never_shared, until=_SHARING),
+    Patch(
+        copyreg.dispatch_table,
+        torch.Generator,
+        exchange.pickle_state,
+        until="torch.Generator.__reduce__ that asks only generators with an offset for it",
+    ),
+    Patch(
+        torch.Tensor,
+        "__dlpack_device__",
+        exchange.name_dlpack_device,
+        until="Tensor.__dlpack_device__ that compares with the name the backend was given",
+    ),
 )
 _originals: dict[Patch, Any] = {}
 
@@ -112,15 +148,15 @@ def install() -> None:
     """Apply all patches; a second call does nothing."""
     for patch in _PATCHES:
         if patch not in _originals:
-            _originals[patch] = getattr(patch.owner, patch.name)
-            setattr(patch.owner, patch.name, patch.wrap(_originals[patch]))
+            _originals[patch] = patch.read()
+            patch.write(patch.wrap(_originals[patch]))
 
 
 def uninstall() -> None:
     """Put the originals back."""
     while _originals:
         patch, original = _originals.popitem()
-        setattr(patch.owner, patch.name, original)
+        patch.write(original)
 
 
 def make_guards_portable() -> None:
