@@ -1,6 +1,5 @@
 """The device's memory: aliases without copies, statistics, the limit, pinned memory, files."""
 
-import threading
 from random import Random
 
 import pytest
@@ -174,23 +173,6 @@ def test_out_of_memory_says_what_and_why(neuron, limit):
     torch.empty(50 * MIB, dtype=torch.int8, device=neuron)  # cached memory makes room
 
 
-def test_memory_is_shared_between_threads(neuron):
-    results = [None] * 4
-
-    def work(core: int) -> None:
-        x = torch.full((1000,), float(core), device=f"neuron:{core}")
-        for _ in range(200):
-            x = (x + 1) - 1
-        results[core] = x.mean().item()
-
-    threads = [threading.Thread(target=work, args=(core,)) for core in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [0.0, 1.0, 2.0, 3.0]
-
-
 def test_pinned_memory(neuron):
     x = torch.ones(100)
     pinned = x.pin_memory()
@@ -199,26 +181,6 @@ def test_pinned_memory(neuron):
     assert torch.equal(pinned.to(neuron, non_blocking=True).cpu(), x)
     with pytest.raises(RuntimeError, match="pin"):
         torch.ones(2, device=neuron).pin_memory()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loader_pins_its_batches(neuron, workers):
-    """Workers are forked from a process that has used the device; they may use the host as they like."""
-    torch.ones(1, device=neuron)
-    loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, pin_memory=True, num_workers=workers)
-    batches = list(loader)
-    assert all(batch.is_pinned() for batch in batches) and torch.cat(batches).tolist() == list(range(8))
-
-
-@pytest.mark.parametrize("map_location", [None, "cpu", "neuron:1"])
-def test_save_and_load(neuron, tmp_path, map_location):
-    state = {"x": torch.randn(3, device=neuron), "views": [torch.arange(4, device=neuron)[1:]]}
-    torch.save(state, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt", map_location=map_location)
-    assert str(loaded["x"].device) == (map_location or "neuron:0")
-    assert torch.equal(loaded["x"].cpu(), state["x"].cpu()) and loaded["views"][0].tolist() == [1, 2, 3]
-    torch.save({"x": torch.ones(2)}, tmp_path / "host.pt")
-    assert torch.load(tmp_path / "host.pt", map_location="neuron")["x"].is_neuron
 
 
 def test_safetensors(neuron, tmp_path):

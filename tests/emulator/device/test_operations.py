@@ -237,19 +237,6 @@ def test_inference_mode(neuron):
     assert_same(y + x, torch.tensor([[5.0] * 3, [4.0] * 3, [4.0] * 3]))
 
 
-def test_accelerator_functions(neuron):
-    assert torch.accelerator.current_accelerator() == torch.device("neuron")
-    assert torch.accelerator.device_count() == 4
-    with torch.accelerator.device_index(2):
-        assert torch.accelerator.current_device_index() == 2
-        assert torch.empty(1, device="neuron").device.index == 2
-    assert torch.accelerator.current_device_index() == 0
-    assert torch.accelerator.get_memory_info(0) == torch.neuron.mem_get_info(0)
-    torch.accelerator.empty_host_cache()
-    assert "allocated_bytes.all.current" in torch.accelerator.memory_stats()
-    assert torch.get_autocast_dtype("neuron") == torch.bfloat16
-
-
 def test_deepcopy_and_module_methods(neuron):
     module = nn.Linear(3, 2).neuron()
     twin = copy.deepcopy(module)
@@ -299,19 +286,3 @@ def test_libraries_defined_before_the_first_use(neuron):
     """The device registers itself for PyTorch's operations only, whatever else is defined when it starts."""
     done = subprocess.run([sys.executable, "-c", LIBRARY_BEFORE_FIRST_USE], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("[2.0, 2.0]\n", 0), done.stderr
-
-
-def test_streams_and_events(neuron):
-    start, end = (torch.neuron.Event(enable_timing=True) for _ in range(2))
-    stream = torch.neuron.Stream()
-    start.record()
-    with torch.neuron.stream(stream):
-        assert torch.neuron.current_stream() == stream
-        torch.ones(10, device=neuron).record_stream(stream)
-    stream.wait_stream(torch.neuron.default_stream())
-    end.record()
-    end.synchronize()
-    assert end.query() and stream.query() and start.elapsed_time(end) >= 0
-    assert torch.neuron.current_stream().stream_id == torch.neuron.default_stream().stream_id == 0
-    torch.neuron.synchronize()
-    torch.accelerator.synchronize()

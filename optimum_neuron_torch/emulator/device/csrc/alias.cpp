@@ -36,9 +36,19 @@ void keep_host_storage(Block* block, const c10::Storage& host) {
   }
 }
 
-c10::Storage host_storage(const c10::Storage& storage) {
+// FSDP frees the memory of a tensor that it will fill again: to compute with it before then is an error, not a crash.
+void check_not_freed(const at::Tensor& tensor) {
+  TORCH_CHECK(
+      tensor.storage().data() != nullptr || tensor.numel() == 0, "A ", tensor.scalar_type(), " tensor of shape ",
+      tensor.sizes(), " on ", tensor.device(), " has no memory: its storage was resized to ",
+      tensor.storage().nbytes(), " bytes. Resize the storage and fill it before it is used.");
+}
+
+c10::Storage host_storage(const at::Tensor& tensor) {
+  const auto& storage = tensor.storage();
   Block* block = block_of(storage.data_ptr());
   if (block == nullptr) {
+    check_not_freed(tensor);
     return make_host_storage(storage, nullptr);
   }
   if (block->foreign && block->foreign.nbytes() == storage.nbytes()) {
@@ -87,7 +97,7 @@ struct KeptHostAlias final : c10::BackendMeta {
 } // namespace
 
 at::Tensor host_alias(const at::Tensor& tensor) {
-  return make_tensor(host_storage(tensor.storage()), tensor, c10::DispatchKey::CPU);
+  return make_tensor(host_storage(tensor), tensor, c10::DispatchKey::CPU);
 }
 
 at::Tensor kept_host_alias(const at::Tensor& tensor) {

@@ -427,18 +427,19 @@ void DeviceAllocator::recordStream(const c10::DataPtr& /*pointer*/, c10::Stream 
 }
 
 DeviceStats DeviceAllocator::getDeviceStats(c10::DeviceIndex core) {
-  return pool().statistics(core);
+  return pool().statistics(checked_core(core));
 }
 
 void DeviceAllocator::resetAccumulatedStats(c10::DeviceIndex core) {
-  pool().reset_accumulated(core);
+  pool().reset_accumulated(checked_core(core));
 }
 
 void DeviceAllocator::resetPeakStats(c10::DeviceIndex core) {
-  pool().reset_peak(core);
+  pool().reset_peak(checked_core(core));
 }
 
-std::pair<size_t, size_t> DeviceAllocator::getMemoryInfo(c10::DeviceIndex /*core*/) {
+std::pair<size_t, size_t> DeviceAllocator::getMemoryInfo(c10::DeviceIndex core) {
+  checked_core(core);
   return pool().memory_info();
 }
 

@@ -46,6 +46,9 @@ const std::string& name_of_copy(const Tensor& source, const Tensor& destination)
 void observe_copy(const Tensor& source, const Tensor& destination) {
   static auto& record = record_named("aten::copy_");
   if (moves_bytes_only(source, destination)) {
+    if (C10_UNLIKELY(strict::is_on())) {
+      strict::check_cores(record.name, {source, destination});
+    }
     count_copy(direction_of(source, destination), source.sizes());
     return;
   }

@@ -20,15 +20,6 @@ void after_fork_in_child() {
   in_bad_fork = in_use.load();
 }
 
-void check_core(c10::DeviceIndex core) {
-  const int count = core_count();
-  TORCH_CHECK(
-      core >= 0 && core < count,
-      "neuron:", static_cast<int>(core), " does not exist: this machine has ", count, " logical NeuronCores, ",
-      "neuron:0 to neuron:", count - 1,
-      " (NEURON_RT_VISIBLE_CORES and NEURON_LOGICAL_NC_CONFIG decide how many are visible).");
-}
-
 } // namespace
 
 void set_core_count(c10::DeviceIndex count) {
@@ -46,9 +37,17 @@ c10::DeviceIndex current_core() noexcept {
   return this_thread_core;
 }
 
+c10::DeviceIndex checked_core(int64_t core) {
+  const int count = core_count();
+  TORCH_CHECK(
+      core >= 0 && core < count, "neuron:", core, " does not exist: this machine has ", count,
+      " logical NeuronCores, neuron:0 to neuron:", count - 1,
+      " (NEURON_RT_VISIBLE_CORES and NEURON_LOGICAL_NC_CONFIG decide how many are visible).");
+  return static_cast<c10::DeviceIndex>(core);
+}
+
 void set_current_core(c10::DeviceIndex core) {
-  check_core(core);
-  this_thread_core = core;
+  this_thread_core = checked_core(core);
 }
 
 void set_current_core_unchecked(c10::DeviceIndex core) noexcept {
@@ -64,11 +63,7 @@ c10::DeviceIndex exchange_current_core(c10::DeviceIndex core) {
 }
 
 c10::DeviceIndex core_of(c10::Device device) {
-  if (!device.has_index()) {
-    return current_core();
-  }
-  check_core(device.index());
-  return device.index();
+  return device.has_index() ? checked_core(device.index()) : current_core();
 }
 
 void mark_in_use() {

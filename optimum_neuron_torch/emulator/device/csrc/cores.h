@@ -20,10 +20,13 @@ c10::DeviceIndex core_count() noexcept;
 c10::DeviceIndex current_core() noexcept;
 void set_current_core(c10::DeviceIndex core);
 void set_current_core_unchecked(c10::DeviceIndex core) noexcept;
+// Returns the previous one.
 c10::DeviceIndex exchange_current_core(c10::DeviceIndex core);
 
 // The core that `device` names; a device without an index is the current core.
 c10::DeviceIndex core_of(c10::Device device);
+// `core` as an index of PyTorch's type, after the check that there is such a core.
+c10::DeviceIndex checked_core(int64_t core);
 
 // The device is in use from its first allocation on. A child forked after that must not touch it, as on hardware.
 void mark_in_use();

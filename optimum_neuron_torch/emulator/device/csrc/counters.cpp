@@ -71,8 +71,6 @@ OpRecord describe(const c10::OperatorHandle& op) {
       record.generator_argument = static_cast<int>(i);
     }
   }
-  record.draws_without_generator =
-      record.generator_argument < 0 && op.hasTag(at::Tag::nondeterministic_seeded);
   return record;
 }
 

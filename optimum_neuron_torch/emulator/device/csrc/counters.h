@@ -23,7 +23,6 @@ namespace neuron {
 struct OpRecord {
   std::string name; // "aten::add.Tensor"
   bool is_view = false; // all results are views of arguments: nothing is computed
-  bool draws_without_generator = false; // random, but takes no generator
   bool takes_host_tensors = false; // PyTorch allows CPU tensors of any size among its arguments, e.g. indices
   int generator_argument = -1;
   uint64_t calls = 0;

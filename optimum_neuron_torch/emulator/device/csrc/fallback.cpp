@@ -5,6 +5,7 @@
 // arguments mean what they mean on the CPU.
 #include "fallback.h"
 
+#include "generator.h"
 #include "operation.h"
 
 #include <c10/util/SmallVector.h>
@@ -36,10 +37,6 @@ class HostCall {
       std::optional<profiler::Range> range;
       if (C10_LIKELY(!record_.is_view)) {
         range.emplace(record_.name, profiler::Activity::kKernel, core_);
-      }
-      std::optional<DrawFromCore> randomness;
-      if (C10_UNLIKELY(record_.draws_without_generator)) {
-        randomness.emplace(core_);
       }
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
     }
@@ -86,12 +83,11 @@ class HostCall {
   void find_core() {
     std::optional<c10::Device> found;
     for_each_tensor(arguments(), [&](const at::Tensor& tensor, size_t index) {
-      if (!tensor.defined() || may_be_on_host(tensor, schema_.arguments()[index])) {
+      if (!tensor.defined() || may_be_on_host(tensor, index)) {
         return;
       }
       if (!found) {
         found = tensor.device();
-        first_is_neuron_ = is_neuron(tensor);
       } else if (tensor.device() != *found) {
         const auto neuron_first = found->type() == kDeviceType;
         raise_mixed_devices(
@@ -99,19 +95,40 @@ class HostCall {
             schema_.arguments()[index].name(), record_.name);
       }
     });
-    if (!found || !first_is_neuron_) {
-      for (const auto& value : arguments()) {
-        if (value.isDevice() && value.toDevice().type() == kDeviceType) {
-          found = value.toDevice();
-        }
-      }
+    if (!found || found->type() != kDeviceType) {
+      found = device_argument();
     }
-    core_ = found && found->type() == kDeviceType ? core_of(*found) : current_core();
+    core_ = found ? core_of(*found) : current_core();
   }
 
-  // As on other accelerators: numbers, and what record_ says, but not the values that an index_put writes.
-  bool may_be_on_host(const at::Tensor& tensor, const c10::Argument& argument) const {
-    return tensor.is_cpu() && (tensor.dim() == 0 || (record_.takes_host_tensors && argument.name() != "values"));
+  // The core that an operation without neuron tensors is to make its result on.
+  std::optional<c10::Device> device_argument() const {
+    for (const auto& value : arguments()) {
+      if (value.isDevice() && value.toDevice().type() == kDeviceType) {
+        return value.toDevice();
+      }
+    }
+    for (const auto& value : arguments()) {
+      TORCH_CHECK(
+          !value.isGenerator() || value.toGenerator().device().type() != kDeviceType, record_.name, " got a generator of ",
+          value.isGenerator() ? value.toGenerator().device().str() : "", " for a tensor on the CPU. Pass a CPU generator, "
+          "or make the tensor on the neuron device.");
+    }
+    return std::nullopt;
+  }
+
+  // As on other accelerators: numbers that are read, and what record_ says, but neither the tensor that is indexed nor
+  // the values that an index_put writes.
+  bool may_be_on_host(const at::Tensor& tensor, size_t index) const {
+    const auto& argument = schema_.arguments()[index];
+    const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    if (!tensor.is_cpu() || is_written) {
+      return false;
+    }
+    if (record_.takes_host_tensors) {
+      return index > 0 && (tensor.dim() == 0 || argument.name() != "values");
+    }
+    return tensor.dim() == 0;
   }
 
   void observe_call() {
@@ -228,6 +245,10 @@ class HostCall {
     TORCH_CHECK_NOT_IMPLEMENTED(
         host.layout() == c10::kStrided, record_.name, " makes a tensor of layout ", host.layout(),
         ", which the neuron device does not have. Use dense tensors, or do this step on the CPU.");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !host.is_quantized(), record_.name, " makes a quantized tensor (", host.scalar_type(),
+        "), which the neuron device does not have. Use plain integer tensors with scales of their own, or do this step "
+        "on the CPU.");
     for (const auto& alias : aliases_) {
       if (host.storage().is_alias_of(alias.host.storage())) {
         return device_tensor(alias.device.storage(), host);
@@ -242,7 +263,6 @@ class HostCall {
   torch::jit::Stack* stack_;
   c10::SmallVector<Alias, 6> aliases_;
   c10::DeviceIndex core_ = 0;
-  bool first_is_neuron_ = false;
 };
 
 } // namespace

@@ -19,6 +19,9 @@ struct GeneratorImpl final : c10::GeneratorImpl {
   uint64_t seed() override;
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+  // Both generators then draw from one sequence.
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override;
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
 
   const at::Generator& host() const {
     return host_;
@@ -35,18 +38,5 @@ const at::Generator& default_generator(c10::DeviceIndex core);
 
 // The CPU generator that draws the numbers of `generator`, which must be of the neuron device.
 const at::Generator& host_generator(const at::Generator& generator);
-
-// Some CPU kernels take no generator and draw from the CPU's default one. In this scope that one continues the sequence
-// of `core`, and its own afterwards.
-class DrawFromCore {
- public:
-  explicit DrawFromCore(c10::DeviceIndex core);
-  ~DrawFromCore();
-  DrawFromCore(const DrawFromCore&) = delete;
-  DrawFromCore& operator=(const DrawFromCore&) = delete;
-
- private:
-  at::CPUGeneratorImpl& device_;
-};
 
 } // namespace neuron

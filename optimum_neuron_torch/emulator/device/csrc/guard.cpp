@@ -17,6 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Event {
   Clock::time_point recorded;
+  c10::DeviceIndex core;
 };
 
 constexpr c10::StreamId kDefaultStream = 0;
@@ -88,7 +89,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
 
-  void synchronizeDevice(c10::DeviceIndex /*core*/) const override {}
+  void synchronizeDevice(c10::DeviceIndex core) const override {
+    checked_core(core);
+  }
 
   // -- events -------------------------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event();
     }
-    static_cast<Event*>(*event)->recorded = Clock::now();
+    *static_cast<Event*>(*event) = {Clock::now(), stream.device_index()};
   }
 
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
@@ -112,8 +115,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   double elapsedTime(void* start, void* end, c10::DeviceIndex /*core*/) const override {
     TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before their elapsed time is asked.");
-    const auto elapsed = static_cast<Event*>(end)->recorded - static_cast<Event*>(start)->recorded;
-    return std::chrono::duration<double, std::milli>(elapsed).count();
+    const auto& from = *static_cast<Event*>(start);
+    const auto& to = *static_cast<Event*>(end);
+    TORCH_CHECK(
+        from.core == to.core, "Both events must be recorded on the same core to compare their times, but they are of "
+        "neuron:", static_cast<int>(from.core), " and neuron:", static_cast<int>(to.core), ".");
+    return std::chrono::duration<double, std::milli>(to.recorded - from.recorded).count();
   }
 
   void destroyEvent(void* event, c10::DeviceIndex /*core*/) const noexcept override {

@@ -67,6 +67,10 @@ Tensor histc(const Tensor& self, int64_t bins, const at::Scalar& min, const at::
 }
 
 Tensor& histc_out(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max, Tensor& result) {
+  check_same_core("aten::histc", {self, result});
+  TORCH_CHECK(
+      result.scalar_type() == self.scalar_type(), "histc(): out has dtype ", result.scalar_type(), ", the input ",
+      self.scalar_type(), "; they must be the same.");
   const auto counts = histc(self, bins, min, max);
   result.resize_(counts.sizes());
   result.copy_(counts);

@@ -122,6 +122,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
     const Tensor& philox_offset,
     std::optional<double> scale);
 
+// -- dropout (dropout.cpp) --------------------------------------------------------------------------------------------
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train);
+
 // -- histogram (histogram.cpp) ----------------------------------------------------------------------------------------
 Tensor histc(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max);
 Tensor& histc_out(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max, Tensor& result);

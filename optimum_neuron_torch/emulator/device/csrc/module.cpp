@@ -29,7 +29,7 @@ at::Tensor host_alias_of(const at::Tensor& tensor) {
 
 at::Tensor device_alias_of(const at::Tensor& tensor, int64_t core) {
   TORCH_CHECK_TYPE(tensor.is_cpu(), "device_alias() takes a CPU tensor, not one of ", tensor.device(), ".");
-  return device_alias(tensor, core_of(core_device(static_cast<c10::DeviceIndex>(core))));
+  return device_alias(tensor, checked_core(core));
 }
 
 // Applies `function` to the tensors of a list that `selects`, and passes everything else through. Written with the C
@@ -63,7 +63,7 @@ py::object host_aliases_of(py::handle items) {
 }
 
 py::object device_aliases_of(py::handle items, int64_t index) {
-  const auto core = core_of(core_device(static_cast<c10::DeviceIndex>(index)));
+  const auto core = checked_core(index);
   return map_tensors(
       items, [](const at::Tensor& tensor) { return tensor.defined() && tensor.is_cpu(); },
       [core](const at::Tensor& tensor) { return device_alias(tensor, core); });
@@ -142,7 +142,7 @@ void set_capabilities(const std::unordered_map<std::string, std::string>& states
 }
 
 py::object default_generator_of(int64_t core) {
-  const auto& generator = default_generator(static_cast<c10::DeviceIndex>(core));
+  const auto& generator = default_generator(checked_core(core));
   return py::reinterpret_steal<py::object>(THPGenerator_Wrap(generator));
 }
 
@@ -166,9 +166,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_core_count", [](int count) { set_core_count(static_cast<c10::DeviceIndex>(count)); });
   m.def("core_count", [] { return static_cast<int>(core_count()); });
   m.def("current_core", [] { return static_cast<int>(current_core()); });
-  m.def("exchange_core", [](int core) {
-    return static_cast<int>(exchange_current_core(static_cast<c10::DeviceIndex>(core)));
-  });
+  m.def("checked_core", [](int64_t core) { return static_cast<int>(checked_core(core)); });
+  m.def("exchange_core", [](int64_t core) { return static_cast<int>(exchange_current_core(checked_core(core))); });
   m.def("default_generator", &default_generator_of);
 
   m.def("set_memory_limit", &set_memory_limit);

@@ -6,6 +6,20 @@
 namespace neuron {
 namespace {
 
+// The name of the n-th tensor argument, for kernels whose tensors are the first of those in the schema.
+std::string tensor_argument_name(const std::string& operation, size_t n) {
+  const auto op = c10::Dispatcher::singleton().findSchema({operation, ""});
+  if (op) {
+    for (const auto& argument : op->schema().arguments()) {
+      const auto type = argument.type()->str();
+      if ((type == "Tensor" || type == "Tensor?") && n-- == 0) {
+        return argument.name();
+      }
+    }
+  }
+  return "?";
+}
+
 c10::DeviceIndex first_core(at::TensorList tensors) {
   for (const auto& tensor : tensors) {
     if (is_neuron(tensor)) {
@@ -37,7 +51,7 @@ void check_same_core(const std::string& operation, at::TensorList tensors) {
     if (first == nullptr) {
       first = &tensors[i];
     } else if (tensors[i].device() != first->device()) {
-      raise_mixed_devices(first->device(), tensors[i].device(), std::to_string(i), operation);
+      raise_mixed_devices(first->device(), tensors[i].device(), tensor_argument_name(operation, i), operation);
     }
   }
 }

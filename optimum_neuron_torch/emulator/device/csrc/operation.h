@@ -3,7 +3,6 @@
 
 #include "alias.h"
 #include "counters.h"
-#include "generator.h"
 #include "host_allocations.h"
 #include "profiler.h"
 #include "strict.h"

@@ -41,6 +41,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_scaled_dot_product_fused_attention_overrideable", kernels::fused_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", kernels::fused_attention_backward);
 
+  m.impl("native_dropout", kernels::native_dropout);
   m.impl("histc", kernels::histc);
   m.impl("histc.out", kernels::histc_out);
 }

@@ -4,6 +4,7 @@
 #include "alias.h"
 
 #include <ATen/ops/aminmax.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
@@ -88,8 +89,18 @@ void check_core(std::string_view operation, at::TensorList tensors, c10::Device 
   }
 }
 
+// Inside torch.func.jvp and jacfwd, kernels see tensors without their tangents: ask PyTorch how deep it is in them.
+bool is_inside_functional_jvp() {
+  if (torch::autograd::ForwardADLevel::try_get_by_idx(0) == nullptr) {
+    return false;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  const auto transforms = pybind11::module_::import("torch._functorch.eager_transforms");
+  return transforms.attr("JVP_NESTING").cast<int>() > 0;
+}
+
 void check_forward_gradient(std::string_view operation, at::TensorList tensors, const at::Tensor& tensor) {
-  if (is_on(kForwardAD) && tensor._fw_grad(/*level=*/0).defined()) {
+  if (is_on(kForwardAD) && (tensor._fw_grad(/*level=*/0).defined() || is_inside_functional_jvp())) {
     refuse(
         kForwardAD, operation, tensors,
         "no public source says that forward-mode differentiation works on the device. Use reverse mode");
@@ -191,6 +202,12 @@ void check_results(const OpRecord& record, at::TensorList results) {
     }
   }
   check_memory_format(record, results);
+}
+
+void check_cores(std::string_view operation, at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    check_core(operation, tensors, tensor.device());
+  }
 }
 
 void check_new_tensor(std::string_view operation, at::ScalarType dtype, c10::IntArrayRef sizes, c10::Device device) {

@@ -48,6 +48,7 @@ bool is_warm();
 // All of these raise, or do nothing. Call them only where is_on().
 void check_call(const OpRecord& record, at::TensorList tensors, const Signature& signature);
 void check_results(const OpRecord& record, at::TensorList results);
+void check_cores(std::string_view operation, at::TensorList tensors);
 void check_new_tensor(std::string_view operation, at::ScalarType dtype, c10::IntArrayRef sizes, c10::Device device);
 [[noreturn]] void refuse(Kind kind, std::string_view operation, at::TensorList tensors, const std::string& reason);
 

@@ -58,6 +58,12 @@ from .streams import (
 )
 
 
+def __getattr__(name: str):
+    if name == "_initialized":  # torch.utils.checkpoint keeps the random state of the device only where this is true
+        return is_initialized()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Event",
     "NeuronDeviceProperties",

@@ -49,12 +49,13 @@ def current_device() -> int:
 
 
 def set_device(device: Device) -> None:
-    """Makes `device` the current core of this thread.
+    """Makes `device` the current core of this thread. A negative index changes nothing, as on other devices.
 
     Raises:
         RuntimeError: there is no such core.
     """
-    extension.load().exchange_core(index_of(device))
+    if not _changes_nothing(device):
+        extension.load().exchange_core(index_of(device))
 
 
 def synchronize(device: Device = None) -> None:
@@ -63,18 +64,19 @@ def synchronize(device: Device = None) -> None:
 
 
 class device:  # the name that every device module gives this context manager
-    """Makes a core the current one in a scope."""
+    """Makes a core the current one in a scope. None and negative indices change nothing, as on other devices."""
 
     def __init__(self, device: Device) -> None:
-        self.index = index_of(device)
-        self.previous = -1
+        self.index = None if device is None or _changes_nothing(device) else index_of(device)
+        self._previous: list[int] = []  # a stack: the same object may be entered again inside its scope
 
     def __enter__(self) -> "device":
-        self.previous = extension.load().exchange_core(self.index)
+        module = extension.load()
+        self._previous.append(module.current_core() if self.index is None else module.exchange_core(self.index))
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        extension.load().exchange_core(self.previous)
+        extension.load().exchange_core(self._previous.pop())
 
 
 class device_of(device):
@@ -113,15 +115,21 @@ def index_of(device: Device) -> int:
 
     Raises:
         ValueError: it names a device of another type.
+        RuntimeError: there is no such core.
     """
     if device is None:
         return current_device()
     if isinstance(device, int):
-        return device
+        return extension.load().checked_core(device)
     given = torch.device(device)
     if given.type != "neuron":
         raise ValueError(f"Expected a neuron device, but got {device!r}.")
-    return current_device() if given.index is None else given.index
+    return current_device() if given.index is None else extension.load().checked_core(given.index)
+
+
+def _changes_nothing(device: Device) -> bool:
+    """`Tensor.get_device()` gives -1 for a CPU tensor."""
+    return isinstance(device, int) and device < 0
 
 
 def _lazy_init() -> None:

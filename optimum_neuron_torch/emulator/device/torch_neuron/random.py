@@ -50,7 +50,15 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    for index, state in enumerate(new_states):
+    """Sets the states of the first cores, one each.
+
+    Raises:
+        ValueError: there are more states than cores; none is set then.
+    """
+    states = list(new_states)
+    if len(states) > device_count():
+        raise ValueError(f"Got {len(states)} random states for {device_count()} cores: pass one for each core.")
+    for index, state in enumerate(states):
         set_rng_state(state, index)
 
 

@@ -17,6 +17,11 @@ class Stream(torch.Stream):
             return super().__new__(cls, **identity)
         return super().__new__(cls, device=torch.device("neuron", index_of(device)), priority=priority)
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority that `Stream(priority=...)` takes. They order nothing here."""
+        return (0, -1)
+
 
 # A point in the work of a stream of the current accelerator. Not a subclass: elapsed_time() refuses those.
 Event = torch.Event
@@ -31,14 +36,15 @@ def default_stream(device: Device = None) -> Stream:
     return Stream(stream_id=0, device_index=current.device_index, device_type=current.device_type)
 
 
-def set_stream(stream: torch.Stream) -> None:
-    """Makes `stream` the current one of its core, and that core the current one."""
-    torch.accelerator.set_stream(stream)
+def set_stream(stream: torch.Stream | None) -> None:
+    """Makes `stream` the current one of its core, and that core the current one; None changes nothing."""
+    if stream is not None:
+        torch.accelerator.set_stream(_checked(stream))
 
 
 def stream(stream: torch.Stream | None) -> AbstractContextManager:
-    """Makes `stream` the current one in a scope; None changes nothing."""
-    return nullcontext() if stream is None else stream
+    """Makes `stream` the current one in a scope, and its core the current core; None changes nothing."""
+    return nullcontext() if stream is None else _checked(stream)
 
 
 def wait_stream(stream: torch.Stream) -> None:
@@ -61,6 +67,12 @@ def record_event(event: torch.Event | None = None) -> torch.Event:
 def query() -> bool:
     """Whether the work of the current stream is done."""
     return current_stream().query()
+
+
+def _checked(stream: torch.Stream) -> torch.Stream:
+    if not isinstance(stream, torch.Stream):
+        raise TypeError(f"Expected a stream of the neuron device (torch.neuron.Stream()), but got {stream!r}.")
+    return stream
 
 
 def _own(stream: torch.Stream) -> Stream:
