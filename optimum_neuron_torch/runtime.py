@@ -123,17 +123,19 @@ def counter(name: str) -> int | None:
     """A counter of the device, as `eager_signatures` or `copies`; None where the device does not keep it."""
     function = getattr(_package(".metrics"), "get_counter_value", None)
     try:
-        return None if function is None else int(function(name) or 0)
+        value = None if function is None else function(name)
     except KeyError:
         return None
+    return None if value is None else int(value)
 
 
 def graph_records() -> list[dict[str, Any]]:
-    """One record per compiled graph, as `get_dynamo_metrics()` of the Neuron backend gives them; empty where it is
-    missing.
+    """One record per compiled graph, as `get_dynamo_metrics()` of the Neuron backend gives them (objects or
+    dictionaries, depending on the release); empty where it is missing.
     """
     function = getattr(_package(".neuron_dynamo_backend"), "get_dynamo_metrics", None)
-    return list(function()) if function is not None else []
+    records = list(function()) if function is not None else []
+    return [record if isinstance(record, dict) else dict(vars(record)) for record in records]
 
 
 def fallback_ops() -> list[str]:
