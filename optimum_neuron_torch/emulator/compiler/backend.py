@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from optimum_neuron_torch.emulator import wiring
-from optimum_neuron_torch.emulator.compiler import cache, metrics, stablehlo
+from optimum_neuron_torch.emulator.compiler import artifacts, cache, metrics, stablehlo
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
 from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
@@ -66,6 +66,7 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     outputs = _plan_outputs(gm, inputs)
     with cache.kernel_directory():
         lowered = _check_lowering(gm, inputs, kind=kind, options=options, record=record)
+        artifacts.keep(gm, lowered, record)
         if record.lowering == "fallback":
             program, constants = EagerProgram(gm), []
         else:

@@ -23,6 +23,12 @@ class LoweringError(NeuronCompilerError):
         self.source = source
 
 
+class NeuronExecutionError(RuntimeError):
+    """A compiled graph failed to run. On Trainium the runtime raises it; here graphs are the host's code, whose own
+    errors come through, so that nothing raises it.
+    """
+
+
 class RecompileError(NeuronCompilerError):
     """A graph was compiled after warm-up, under the strict kind `recompile`."""
 

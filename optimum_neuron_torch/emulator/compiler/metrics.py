@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import atexit
+import csv
+import functools
+import os
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
+
+
+# TorchNeuron's tables of metrics, written as CSV when the process ends, and the columns of its one table.
+TABLES_VARIABLE = "TORCH_NEURONX_ENABLED_METRIC_TABLES"
+DIRECTORY_VARIABLE = "TORCH_NEURONX_METRICS_DIR"
+GRAPH_STATS = (
+    "graph_id",
+    "graph_name",
+    "model_name",
+    "has_collectives",
+    "graph_node_count",
+    "timestamp",
+    "torch_neuronx_fx_passes_us",
+    "torch_neuronx_lower_us",
+    "torch_neuronx_compile_us",
+)
 
 
 _lock = threading.Lock()
@@ -58,15 +81,32 @@ def set_model_name(name: str | None) -> None:
     _model_name = name
 
 
-def get_model_name() -> str | None:
-    """The name given by `set_model_name()`."""
-    return _model_name
+def get_model_name() -> str:
+    """The name given by `set_model_name()`, or "model_default"."""
+    return _model_name or "model_default"
 
 
-def get_dynamo_metrics() -> list[dict[str, Any]]:
-    """One dictionary per graph of this process, oldest first."""
+def get_rank() -> int:
+    """The rank of this process in its process group; without one, the current core."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return torch.neuron.current_device()
+
+
+class GraphMetrics(dict[str, Any]):
+    """One graph's record. Its fields are keys, and attributes as on the native package's records."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a graph's record has no field {name!r}: {', '.join(self)}") from None
+
+
+def get_dynamo_metrics() -> list[GraphMetrics]:
+    """One record per graph of this process, oldest first."""
     with _lock:
-        return [asdict(record) for record in _records]
+        return [GraphMetrics(asdict(record)) for record in _records]
 
 
 def reset_dynamo_metrics() -> None:
@@ -79,6 +119,7 @@ def add(record: GraphRecord) -> None:
     """Publish a finished record, and count it where Dynamo keeps its counters."""
     from torch._dynamo.utils import counters
 
+    _write_tables_at_exit()
     with _lock:
         _records.append(record)
     counters["neuron"]["cached_graphs" if record.cached else "compiled_graphs"] += 1
@@ -102,3 +143,27 @@ def next_graph_name(model_name: str, aot_id: int, kind: str) -> str:
         number = _counts.get(stem, 0)
         _counts[stem] = number + 1
     return f"{stem}_{number}"
+
+
+@functools.cache
+def _write_tables_at_exit() -> None:
+    names = {name.strip() for name in os.environ.get(TABLES_VARIABLE, "").split(",")} - {""}
+    if names - {"graph_stats"}:
+        unknown = ", ".join(sorted(names - {"graph_stats"}))
+        raise ValueError(f"{TABLES_VARIABLE}: there is no table {unknown}. The one there is: graph_stats.")
+    if names:
+        atexit.register(write_graph_stats)
+
+
+def write_graph_stats() -> Path | None:
+    """Writes the table `graph_stats`, one row per graph of this process; gives the file, None where there are none."""
+    records = get_dynamo_metrics()
+    if not records:
+        return None
+    path = Path(os.environ.get(DIRECTORY_VARIABLE) or "/tmp") / f"metric_table_graph_stats_rank{get_rank()}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, GRAPH_STATS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(records)
+    return path

@@ -58,7 +58,7 @@ class Session:
 
     def name_graph(self, record: metrics.GraphRecord, kind: str) -> None:
         """Fill the names of a record."""
-        record.model_name = self.options.model_name or metrics.get_model_name() or "model"
+        record.model_name = self.options.model_name or metrics.get_model_name()
         record.graph_name = metrics.next_graph_name(record.model_name, self.number, kind)
 
 

@@ -3,7 +3,7 @@
 import logging
 import warnings
 
-from . import extension, presence
+from . import environment, extension, presence
 
 
 logger = logging.getLogger("optimum_neuron_torch.emulator")
@@ -34,6 +34,15 @@ def install() -> None:
             "accelerator. NEURON_EMULATOR=0 switches it off.",
             decision.reason,
         )
+        _name_ignored_variables()
+
+
+def _name_ignored_variables() -> None:
+    """One line for what is set for the native package and changes nothing here."""
+    ignored = environment.ignored_variables()
+    if ignored:
+        reasons = "; ".join(f"{name} ({why})" for name, why in sorted(ignored.items()))
+        logger.info("Set, and without effect on the emulated neuron device: %s.", reasons)
 
 
 def warn(message: str) -> None:

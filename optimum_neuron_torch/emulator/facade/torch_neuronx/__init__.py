@@ -20,7 +20,17 @@ __version__ = "2.13.3.0+emulated"
 
 is_emulated = True
 
+Event = torch.neuron.Event
+Stream = torch.neuron.Stream
+current_device = torch.neuron.current_device
+current_stream = torch.neuron.current_stream
+default_stream = torch.neuron.default_stream
+device = torch.neuron.device
+device_count = torch.neuron.device_count
 empty_cache = torch.neuron.empty_cache
+get_device_properties = torch.neuron.get_device_properties
+get_dynamo_metrics = torch.neuron.get_dynamo_metrics
+is_neuron_runtime_initialized = torch.neuron.is_initialized
 max_memory_allocated = torch.neuron.max_memory_allocated
 max_memory_reserved = torch.neuron.max_memory_reserved
 memory_allocated = torch.neuron.memory_allocated
@@ -28,7 +38,12 @@ memory_reserved = torch.neuron.memory_reserved
 memory_stats = torch.neuron.memory_stats
 memory_summary = torch.neuron.memory_summary
 reset_accumulated_memory_stats = torch.neuron.reset_accumulated_memory_stats
+reset_dynamo_metrics = torch.neuron.reset_dynamo_metrics
 reset_peak_memory_stats = torch.neuron.reset_peak_memory_stats
+set_device = torch.neuron.set_device
+set_stream = torch.neuron.set_stream
+stream = torch.neuron.stream
+synchronize = torch.neuron.synchronize
 
 
 def clear_op_tracking() -> None:
@@ -45,12 +60,22 @@ def __getattr__(name: str):
 
 
 __all__ = [
+    "Event",
+    "Stream",
     "clear_op_tracking",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
     "empty_cache",
+    "get_device_properties",
+    "get_dynamo_metrics",
     "get_executed_ops",
     "get_fallback_ops",
     "get_unknown_ops",
     "is_emulated",
+    "is_neuron_runtime_initialized",
     "max_memory_allocated",
     "max_memory_reserved",
     "memory_allocated",
@@ -61,8 +86,13 @@ __all__ = [
     "neuron_dynamo_backend",
     "nki_op",
     "reset_accumulated_memory_stats",
+    "reset_dynamo_metrics",
     "reset_peak_memory_stats",
+    "set_device",
+    "set_stream",
+    "stream",
     "strict",
+    "synchronize",
     "utils",
     "wrap_nki",
 ]

@@ -2,7 +2,8 @@
 
 Counters: "eager_signatures" (each one a compilation on Trainium), "eager_calls", "copies", "fallback_calls" (those
 that the real device would have run on the CPU), "unknown_calls" (those of which nothing public says how it runs
-them), "copies.<direction>", and per operation "calls.<op>" and "signatures.<op>".
+them), "copies.<direction>", per dtype of the first tensor "dtype_calls.<dtype>", and per operation "calls.<op>" and
+"signatures.<op>".
 Metrics, which are lists of measured values, come from compiled graphs: the time spent per phase in microseconds.
 """
 
@@ -12,10 +13,11 @@ from optimum_neuron_torch.emulator.device import clear_counters, counters, mark_
 from optimum_neuron_torch.emulator.device.counting import fallback_ops, unknown_ops
 
 
-_PHASES = ("trace", "fx_passes", "lower", "compile", "load")
+_METRICS = tuple(f"torch_neuronx_{phase}_us" for phase in ("trace", "fx_passes", "lower", "compile", "load"))
 
 
 def is_enabled() -> bool:
+    """True: `TORCH_NEURONX_METRICS_ENABLED` is not needed here."""
     return True
 
 
@@ -27,40 +29,70 @@ def get_counter_names() -> list[str]:
     return list(_counter_values())
 
 
-def get_counter_value(name: str) -> int:
-    """The value of a counter; 0 for one that has never been counted."""
-    return _counter_values().get(name, 0)
+def get_counter_value(name: str) -> int | None:
+    """The value of a counter; None for one that has never been counted."""
+    return _counter_values().get(name)
 
 
 def get_metric_names() -> list[str]:
-    return [f"torch_neuronx_{phase}_us" for phase in _PHASES]
+    """The names of the metrics that have data."""
+    records = _graph_records()
+    return [name for name in _METRICS if any(name in record for record in records)]
 
 
-def get_metric_data(name: str) -> list[Any]:
-    """The values of a metric, one per compiled graph."""
-    return [record[name] for record in get_compilation_metrics() if name in record]
+def get_metric_data(name: str) -> dict[str, Any] | None:
+    """A metric's `accumulator` (the sum, in microseconds), `total_samples`, `samples` and `repr`; None without data.
+
+    One sample per compiled graph: `timestamp_ns` and `value`.
+    """
+    records = [record for record in _graph_records() if name in _METRICS and name in record]
+    if not records:
+        return None
+    samples = [{"timestamp_ns": int(record["timestamp"] * 1e9), "value": float(record[name])} for record in records]
+    total = sum(sample["value"] for sample in samples)
+    return {
+        "accumulator": total,
+        "total_samples": len(samples),
+        "repr": f"{len(samples)} graphs, {total:.0f} us",
+        "samples": samples,
+    }
 
 
-def get_compilation_metrics() -> list[dict[str, Any]]:
-    """The records of all compiled graphs."""
-    from . import neuron_dynamo_backend
-
-    return neuron_dynamo_backend.get_dynamo_metrics()
+def get_compilation_metrics() -> dict[str, Any]:
+    """The metrics of compiled graphs: name -> `accumulator`, `total_samples`, `formatted`."""
+    data = {name: get_metric_data(name) for name in get_metric_names()}
+    return {
+        name: {
+            "accumulator": metric["accumulator"],
+            "total_samples": metric["total_samples"],
+            "formatted": metric["repr"],
+        }
+        for name, metric in data.items()
+    }
 
 
 def report() -> str:
     """All counters and metrics as text."""
-    return report_filtered(lambda name: True)
+    return _as_text(get_counter_names(), get_metric_names())
 
 
-def report_filtered(keep) -> str:
-    """The counters and metrics for whose names `keep` (a predicate, or a list of names) holds, as text."""
-    wanted = keep if callable(keep) else set(keep).__contains__
-    lines = [f"{name}: {value}" for name, value in _counter_values().items() if wanted(name)]
-    for name in filter(wanted, get_metric_names()):
-        values = get_metric_data(name)
-        lines.append(f"{name}: {len(values)} graphs, {sum(values):.0f} us")
+def report_filtered(counter_names: list[str] | None = None, metric_names: list[str] | None = None) -> str:
+    """The counters and metrics named, as text."""
+    return _as_text(counter_names or [], metric_names or [])
+
+
+def _as_text(counter_names: list[str], metric_names: list[str]) -> str:
+    values = _counter_values()
+    lines = [f"{name}: {values[name]}" for name in counter_names if name in values]
+    data = {name: get_metric_data(name) for name in metric_names}
+    lines += [f"{name}: {metric['repr']}" for name, metric in data.items() if metric]
     return "\n".join(lines)
+
+
+def _graph_records() -> list[dict[str, Any]]:
+    from . import neuron_dynamo_backend
+
+    return neuron_dynamo_backend.get_dynamo_metrics()
 
 
 def clear_metrics() -> None:
@@ -86,6 +118,10 @@ def _counter_values() -> dict[str, int]:
     }
     for (direction, _shape), count in counted["copies_by_shape"].items():
         values[f"copies.{direction}"] = values.get(f"copies.{direction}", 0) + count
+    for by_dtype in counted["calls_by_dtype"].values():
+        for dtype, calls in by_dtype.items():
+            name = f"dtype_calls.{dtype or 'none'}"
+            values[name] = values.get(name, 0) + calls
     for name, (calls, signatures) in operations.items():
         values[f"calls.{name}"] = calls
         values[f"signatures.{name}"] = signatures

@@ -1,12 +1,23 @@
 """`torch_neuronx.neuron_dynamo_backend`: the compile backend's helpers, under TorchNeuron's names."""
 
+from collections.abc import Callable
 from typing import Any
 
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.errors import NeuronCompilerError as NEFFCompilationError
+from optimum_neuron_torch.emulator.compiler.errors import NeuronExecutionError as NEFFExecutionError
+from optimum_neuron_torch.emulator.compiler.graph_files import (
+    fx_to_mlir_string,
+    load_mlir,
+    save_fx_as_mlir,
+    save_fx_graph_all_formats,
+    save_fx_graph_txt,
+    save_mlir,
+)
 from optimum_neuron_torch.emulator.compiler.metrics import (
     get_dynamo_metrics,
     get_model_name,
+    get_rank,
     reset_dynamo_metrics,
     set_model_name,
 )
@@ -15,12 +26,28 @@ from optimum_neuron_torch.emulator.compiler.metrics import (
 __all__ = [
     "LoweringError",
     "NEFFCompilationError",
+    "NEFFExecutionError",
+    "create_neuron_backend",
+    "fx_to_mlir_string",
     "get_dynamo_metrics",
     "get_model_name",
+    "get_rank",
+    "load_mlir",
     "neuron_backend",  # noqa: F822 (resolved below, on first use)
     "reset_dynamo_metrics",
+    "save_fx_as_mlir",
+    "save_fx_graph_all_formats",
+    "save_fx_graph_txt",
+    "save_mlir",
     "set_model_name",
 ]
+
+
+def create_neuron_backend() -> Callable[..., Any]:
+    """The function that `torch.compile(backend="neuron")` uses, to be passed as `backend=` itself."""
+    from optimum_neuron_torch.emulator.compiler import neuron
+
+    return neuron
 
 
 def __getattr__(name: str) -> Any:

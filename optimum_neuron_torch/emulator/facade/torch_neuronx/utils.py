@@ -1,7 +1,5 @@
 """What the emulated chip is and can do, with TorchNeuron's function names."""
 
-import torch
-
 from optimum_neuron_torch.emulator.device.capabilities import capabilities
 from optimum_neuron_torch.emulator.device.hardware import Machine
 
@@ -11,14 +9,14 @@ def get_platform_target() -> str:
     return Machine.from_environment().platform
 
 
-def get_lnc_setting() -> int:
-    """How many physical cores form a logical one: 1 or 2."""
-    return Machine.from_environment().logical_core_size
+def get_lnc_setting() -> str:
+    """How many physical cores form a logical one: "1" or "2"."""
+    return str(Machine.from_environment().logical_core_size)
 
 
-def get_logical_neuron_cores() -> int:
-    """How many logical cores this process sees."""
-    return torch.neuron.device_count()
+def get_logical_neuron_cores() -> str:
+    """The setting in force, as `get_lnc_setting()`; `torch.neuron.device_count()` counts the logical cores."""
+    return get_lnc_setting()
 
 
 # 8-bit formats: Trn2's e4m3 is its own (largest value 240); OCP's e4m3fn and the MX formats came with Trn3
@@ -26,7 +24,7 @@ def get_logical_neuron_cores() -> int:
 
 
 def is_float8_e4m3_supported() -> bool:
-    return True
+    return get_platform_target() == "trn2"
 
 
 def is_float8_e4m3fn_supported() -> bool:

@@ -1,0 +1,36 @@
+"""Keeps the graphs of each compilation as files, where TorchNeuron keeps them: for reading what was compiled.
+
+`TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1` asks for it, `TORCH_NEURONX_DEBUG_DIR` names the directory. Below it
+are `fx_graphs/proc_<rank>/<graph>.fx.txt` and `stablehlo/proc_<rank>/<graph>.stablehlo.mlir`. There are no NEFFs.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+from torch import fx
+
+from optimum_neuron_torch.emulator.compiler.graph_files import save_fx_graph_txt, save_mlir
+from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord, get_rank
+from optimum_neuron_torch.emulator.compiler.stablehlo import StableHlo
+
+
+SWITCH = "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS"
+DIRECTORY = "TORCH_NEURONX_DEBUG_DIR"
+DEFAULT_DIRECTORY = "/tmp/neuron_backend"
+
+
+def keep(gm: fx.GraphModule, lowered: StableHlo | None, record: GraphRecord) -> None:
+    """Writes the graph, and its StableHLO if it was lowered, if the environment asks for that."""
+    if os.environ.get(SWITCH, "").lower() not in ("1", "true"):
+        return
+    directory = Path(os.environ.get(DIRECTORY) or DEFAULT_DIRECTORY)
+    process = f"proc_{get_rank()}"
+    try:
+        save_fx_graph_txt(gm, directory / "fx_graphs" / process / f"{record.graph_name}.fx.txt")
+        if lowered is not None:
+            save_mlir(lowered.module, directory / "stablehlo" / process / f"{record.graph_name}.stablehlo.mlir")
+    except OSError as error:
+        warnings.warn(f"{SWITCH}: the graph {record.graph_name} was not kept: {error}", stacklevel=2)
