@@ -173,6 +173,27 @@ def test_out_of_memory_says_what_and_why(neuron, limit):
     torch.empty(50 * MIB, dtype=torch.int8, device=neuron)  # cached memory makes room
 
 
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda where: torch.empty(2, 3, device=where),
+        lambda where: torch.empty(3, dtype=torch.int32, device=where),
+        lambda where: torch.empty_strided((2, 3), (1, 2), dtype=torch.bfloat16, device=where),
+        lambda where: torch.ones(1, device=where).resize_(3),
+    ],
+)
+def test_new_memory_is_known_under_deterministic_algorithms(neuron, deterministic, make):
+    made = make(neuron)
+    assert torch.equal(made.cpu().nan_to_num(7), make("cpu").nan_to_num(7))
+
+
 def test_pinned_memory(neuron):
     x = torch.ones(100)
     pinned = x.pin_memory()

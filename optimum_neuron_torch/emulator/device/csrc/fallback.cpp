@@ -109,10 +109,12 @@ class HostCall {
       }
     }
     for (const auto& value : arguments()) {
-      TORCH_CHECK(
-          !value.isGenerator() || value.toGenerator().device().type() != kDeviceType, record_.name, " got a generator of ",
-          value.isGenerator() ? value.toGenerator().device().str() : "", " for a tensor on the CPU. Pass a CPU generator, "
-          "or make the tensor on the neuron device.");
+      if (value.isGenerator()) {
+        const auto device = value.toGenerator().device();
+        TORCH_CHECK(
+            device.type() != kDeviceType, record_.name, " got a generator of ", device, " for a tensor on the CPU. Pass "
+            "a CPU generator, or make the tensor on the neuron device.");
+      }
     }
     return std::nullopt;
   }

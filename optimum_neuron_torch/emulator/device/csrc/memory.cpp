@@ -6,6 +6,7 @@
 #include "cores.h"
 #include "strict.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/resize_native.h>
@@ -34,6 +35,16 @@ c10::Device checked_device(
   return core_device(core_of(device.value_or(c10::Device(kDeviceType))));
 }
 
+// torch.use_deterministic_algorithms(True) makes values of new memory known, so that who reads them sees NaN.
+Tensor filled_if_deterministic(Tensor made) {
+  const auto& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    auto host = host_alias(made);
+    at::native::fill_empty_deterministic_(host);
+  }
+  return made;
+}
+
 } // namespace
 
 Tensor empty_memory_format(
@@ -49,7 +60,7 @@ Tensor empty_memory_format(
     strict::check_new_tensor("aten::empty", type, size, where);
   }
   const c10::DeviceGuard guard(where);
-  return at::detail::empty_generic(size, device_allocator(), kKeys, type, memory_format);
+  return filled_if_deterministic(at::detail::empty_generic(size, device_allocator(), kKeys, type, memory_format));
 }
 
 Tensor empty_strided(
@@ -65,7 +76,7 @@ Tensor empty_strided(
     strict::check_new_tensor("aten::empty_strided", type, size, where);
   }
   const c10::DeviceGuard guard(where);
-  return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, type);
+  return filled_if_deterministic(at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, type));
 }
 
 // Gradients that are zero everywhere: they have a shape and a device, but no memory.
