@@ -74,9 +74,10 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_outcomes_are_told_apart(checkout, settings):
-    known = Expectation("diffusers", "*::test_device_alone[2]", "a reason")
-    other = Expectation("transformers", "*", "another library's")
-    (result,) = run_suite(checkout, ["tests/test_cases.py"], settings, [other, known])
+    known = Expectation("diffusers", "*::test_device_alone[2]", "assert not True", "a reason")
+    unlike = Expectation("diffusers", "*::test_device_alone[1]", "another error", "a reason")
+    other = Expectation("transformers", "*", "", "another library's")
+    (result,) = run_suite(checkout, ["tests/test_cases.py"], settings, [other, unlike, known])
     found = {outcome.test.removeprefix("tests/test_cases.py::"): outcome.status for outcome in result.outcomes}
     assert found == {
         "TestModel::test_passes[1]": Status.PASSED,

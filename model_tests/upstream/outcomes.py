@@ -33,7 +33,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One test: its id as pytest takes it, relative to the checkout, and for a failure the error's first line."""
+    """One test: its id as pytest takes it, relative to the checkout, and the beginning of an error's text."""
 
     test: str
     status: Status
@@ -82,15 +82,29 @@ class FileResult:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A failure that is known: a pattern (fnmatch) for test ids, and why it is right that they fail."""
+    """
+    A failure that is known.
+
+    Args:
+        library: whose suite it is in.
+        test: a pattern (fnmatch) for test ids.
+        error: a regular expression found in the error's text: another error of the same test is not known.
+        reason: why it is right that they fail.
+    """
 
     library: str
     test: str
+    error: str
     reason: str
 
-    def covers(self, library: str, test: str) -> bool:
+    def covers(self, library: str, outcome: Outcome) -> bool:
         # fnmatch reads [ ] as a set of characters, but in a test id they hold parameters.
-        return library == self.library and fnmatchcase(test, self.test.replace("[", "[[]"))
+        pattern = self.test.replace("[", "[[]")
+        return (
+            library == self.library
+            and fnmatchcase(outcome.test, pattern)
+            and re.search(self.error, outcome.message) is not None
+        )
 
 
 def read_expectations(path: Path = EXPECTED_FAILURES) -> list[Expectation]:
@@ -116,7 +130,7 @@ def _outcome(case: ElementTree.Element, file: str, module: str) -> Outcome:
     if problem is not None:
         message = (problem.get("message") or "").strip()
         hub = _HUB.search(f"{message}\n{problem.text or ''}")
-        return Outcome(test, Status.HUB if hub else Status.FAILED, (message.splitlines() or [""])[0][:300])
+        return Outcome(test, Status.HUB if hub else Status.FAILED, " ".join(message.split())[:600])
     skipped = case.find("skipped")
     if skipped is not None:
         return Outcome(test, Status.SKIPPED, (skipped.get("message") or "")[:300])
@@ -126,7 +140,7 @@ def _outcome(case: ElementTree.Element, file: str, module: str) -> Outcome:
 def apply_expectations(result: FileResult, expectations: list[Expectation]) -> None:
     """Marks the failures that are listed."""
     for index, outcome in enumerate(result.outcomes):
-        reasons = [known.reason for known in expectations if known.covers(result.library, outcome.test)]
+        reasons = [known.reason for known in expectations if known.covers(result.library, outcome)]
         if outcome.status is Status.FAILED and reasons:
             result.outcomes[index] = replace(outcome, status=Status.EXPECTED, reason=reasons[0])
 

@@ -78,7 +78,8 @@ def _failures(files: list[dict[str, Any]]) -> str:
 
 
 def _why(failure: dict[str, Any]) -> str:
-    return f"{failure['reason']}: {failure['message']}" if failure["reason"] else failure["message"]
+    message = failure["message"][:120]
+    return f"{failure['reason']} ({message})" if failure["reason"] else message
 
 
 def _cell(text: str) -> str:

@@ -43,7 +43,7 @@ def print_failures(results: list[FileResult]) -> None:
         if outcomes:
             print(f"\n{COLUMNS[status]}:")
         for outcome in outcomes:
-            print(f"  {outcome.test}\n      {outcome.reason or outcome.message}")
+            print(f"  {outcome.test}\n      {(outcome.reason or outcome.message)[:200]}")
 
 
 def environment(options: argparse.Namespace, checkouts: list[Checkout]) -> dict[str, Any]:

@@ -90,11 +90,17 @@ def _remember_whether_named(original: Callable[..., None]) -> Callable[..., None
 def _yield_to_neuron(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __call__(self: Any, model_: Any, inputs_: Sequence[Any], **kwargs: Any) -> Any:
-        if getattr(self, "_yields_to_neuron", False) and _involves_neuron(model_, inputs_):
-            from optimum_neuron_torch.emulator.compiler import neuron
+        if not _involves_neuron(model_, inputs_):
+            return original(self, model_, inputs_, **kwargs)
+        if not getattr(self, "_yields_to_neuron", False):
+            raise RuntimeError(
+                "torch.compile(backend='inductor') has no code generator for the neuron device, neither here nor on "
+                "Trainium. Name backend='neuron', or none at all (in Transformers: CompileConfig(backend='neuron', "
+                "mode='default', dynamic=False))."
+            )
+        from optimum_neuron_torch.emulator.compiler import neuron
 
-            return neuron(model_, inputs_, mode=self._mode)
-        return original(self, model_, inputs_, **kwargs)
+        return neuron(model_, inputs_, mode=self._mode)
 
     return __call__
 
