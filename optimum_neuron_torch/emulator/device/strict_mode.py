@@ -6,9 +6,12 @@ The checks are in C++ (csrc/strict.cpp); here are their names, the environment v
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from . import extension
 
@@ -22,7 +25,7 @@ VARIABLE = "NEURON_EMULATOR_STRICT"
 # complex       a complex tensor on the device
 # sparse        sparse tensors (always an error on the emulator; named for completeness)
 # forward_ad    forward-mode differentiation
-# channels_last a tensor in the channels_last memory format
+# channels_last a tensor asked for in the channels_last memory format
 # recompile     an eager signature or a graph that is new after mark_warm()
 # multicore     a second logical core used by one process
 KINDS = (
@@ -37,6 +40,10 @@ KINDS = (
     "recompile",
     "multicore",
 )
+
+# How many scopes, and the environment, ask for each kind: scopes of several threads may end in any order.
+_askers: Counter[str] = Counter()
+_lock = threading.Lock()
 
 _PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
 _LIBRARY_DIRS = tuple(
@@ -53,17 +60,18 @@ def strict_kinds() -> frozenset[str]:
 def strict(*kinds: str) -> Iterator[None]:
     """Adds kinds of errors in this scope, for the whole process; without arguments, all of them.
 
+    For the process, not the thread: a backward pass runs on threads of its own. Scopes nest, and those of several
+    threads may overlap.
+
     Raises:
         ValueError: a name is none of `KINDS` and not "all".
     """
-    module = extension.load()
-    before = strict_kinds()
     wanted = _expand(kinds or ("all",), origin="strict()")
-    _enable(before | wanted)
+    _ask(wanted)
     try:
         yield
     finally:
-        module.set_strict_kinds(sorted(before))
+        _ask(wanted, times=-1)
 
 
 def mark_warm(is_warm: bool = True) -> None:
@@ -80,7 +88,7 @@ def apply_environment() -> None:
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
     wanted = _expand([name for name in names if name], origin=VARIABLE)
     if wanted:
-        _enable(wanted)
+        _ask(wanted)
 
 
 def user_location() -> str:
@@ -102,10 +110,18 @@ def _expand(kinds: list[str] | tuple[str, ...], *, origin: str) -> frozenset[str
     return frozenset(KINDS) if "all" in kinds else frozenset(kinds)
 
 
-def _enable(kinds: frozenset[str]) -> None:
+def _ask(kinds: Iterable[str], *, times: int = 1) -> None:
+    """Counts askers for `kinds`, or takes them back, and tells C++ which kinds have any."""
     module = extension.load()
-    if kinds & {"fallback", "unknown"}:
-        from .capabilities import capabilities
+    with _lock:
+        if {"fallback", "unknown"} & set(kinds) and times > 0:
+            _load_capabilities(module)
+        for kind in kinds:
+            _askers[kind] += times
+        module.set_strict_kinds(sorted(kind for kind, count in _askers.items() if count > 0))
 
-        module.set_capabilities({name: row.state for name, row in capabilities().rows.items()})
-    module.set_strict_kinds(sorted(kinds))
+
+def _load_capabilities(module: ModuleType) -> None:
+    from .capabilities import capabilities
+
+    module.set_capabilities({name: row.state for name, row in capabilities().rows.items()})

@@ -1,8 +1,7 @@
-"""Counters and strict mode: what a signature is, what a copy is, what each strict kind refuses."""
+"""Counters: what a signature is, and what a copy is."""
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 from optimum_neuron_torch.emulator import device
 
@@ -93,70 +92,3 @@ def test_lists_of_operations(neuron):
     assert device.fallback_ops() == ["aten::linalg_qr"]
     device.clear_counters()
     assert device.executed_ops() == [] and device.counters()["eager_signatures"] == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "function"),
-    [
-        ("fallback", lambda: torch.linalg.qr(torch.ones(2, 2, device="neuron"))),
-        ("unknown", lambda: torch.ones(2, device="neuron").lgamma()),
-        ("float64", lambda: torch.zeros(2, dtype=torch.float64, device="neuron")),
-        ("float64", lambda: torch.ones(2, dtype=torch.float64).to("neuron")),
-        ("int64", lambda: torch.full((2,), 2**31, device="neuron")),
-        ("int64", lambda: torch.tensor([2**40]).to("neuron")),
-        ("complex", lambda: torch.fft.fft(torch.ones(4, device="neuron"))),
-        ("channels_last", lambda: torch.ones(1, 3, 4, 4, device="neuron").to(memory_format=torch.channels_last) + 1),
-        ("multicore", lambda: (torch.ones(1, device="neuron:0"), torch.ones(1, device="neuron:1"))),
-    ],
-)
-def test_strict_kinds(neuron, kind, function):
-    """Allowed without it; with it, the error names the kind and this file's line."""
-    function()
-    with device.strict(kind):
-        assert device.strict_kinds() == {kind}
-        with pytest.raises(RuntimeError, match=rf"strict mode \({kind}\): .*test_counting\.py:\d+ in <lambda>"):
-            function()
-    assert device.strict_kinds() == frozenset()
-    function()
-
-
-def test_strict_error_names_operation_dtype_and_shapes(neuron):
-    x = torch.ones(2, 3, dtype=torch.float64).to(neuron)
-    with device.strict("float64"), pytest.raises(RuntimeError, match=r"aten::exp with Double\[2, 3\]"):
-        x.exp()
-
-
-def test_strict_int64_allows_small_values(neuron):
-    with device.strict("int64"):
-        assert (torch.arange(5, device=neuron) + 1).sum().item() == 15
-
-
-def test_strict_forward_ad(neuron):
-    def dual() -> None:
-        with forward_ad.dual_level():
-            forward_ad.make_dual(torch.ones(2, device=neuron), torch.ones(2, device=neuron)) * 2
-
-    dual()
-    with device.strict("forward_ad"), pytest.raises(RuntimeError, match="forward_ad"):
-        dual()
-
-
-def test_strict_recompile_starts_after_warm_up(neuron):
-    x, y = torch.ones(8, device=neuron), torch.ones(9, device=neuron)
-    with device.strict("recompile"):
-        x + x
-        device.mark_warm()
-        try:
-            x + x
-            with pytest.raises(RuntimeError, match=r"recompile.*Float\[9\]"):
-                y + y
-        finally:
-            device.mark_warm(False)
-        y + y
-
-
-def test_strict_all_and_unknown_names():
-    with device.strict(), device.strict("all"):
-        assert len(device.strict_kinds()) == 10
-    with pytest.raises(ValueError, match="unknown strict kind speed.*float64"), device.strict("speed"):
-        pass

@@ -16,6 +16,18 @@
 namespace neuron {
 namespace {
 
+// An error with and without strict mode.
+[[noreturn]] void refuse_layout(const std::string& operation, at::TensorList tensors, c10::Layout layout) {
+  if (strict::is_on(strict::kSparse)) {
+    strict::refuse(strict::kSparse, operation, tensors, "the device has only dense tensors. Use Tensor.to_dense()");
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, operation, strict::with_tensors(tensors), ": the neuron device has no sparse tensors (layout ", layout,
+      "). Use dense tensors (Tensor.to_dense(), Embedding(sparse=False)), or keep the sparse step on the CPU. ",
+      strict::called_at(), ".");
+  std::abort();
+}
+
 class HostCall {
  public:
   HostCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
@@ -244,9 +256,9 @@ class HostCall {
         return alias.device;
       }
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        host.layout() == c10::kStrided, record_.name, " makes a tensor of layout ", host.layout(),
-        ", which the neuron device does not have. Use dense tensors, or do this step on the CPU.");
+    if (C10_UNLIKELY(host.layout() != c10::kStrided)) {
+      refuse_layout(record_.name, {host}, host.layout());
+    }
     TORCH_CHECK_NOT_IMPLEMENTED(
         !host.is_quantized(), record_.name, " makes a quantized tensor (", host.scalar_type(),
         "), which the neuron device does not have. Use plain integer tensors with scales of their own, or do this step "
@@ -310,10 +322,14 @@ void register_sparse_refusal() {
   }
 }
 
-void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "The neuron device has no sparse tensors (", op.schema().name(),
-      "). Use dense tensors (Tensor.to_dense(), Embedding(sparse=False)), or keep the sparse step on the CPU.");
+void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (value.isTensor()) {
+      tensors.push_back(value.toTensor());
+    }
+  }
+  refuse_layout(op.schema().name(), tensors, c10::kSparse);
 }
 
 } // namespace neuron

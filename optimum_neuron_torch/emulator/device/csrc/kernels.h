@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/MemoryFormat.h>
 
 #include <array>
@@ -55,6 +56,7 @@ Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride);
 Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step);
 Tensor view_as_real(const Tensor& self);
 Tensor view_as_complex(const Tensor& self);
+void make_dual(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // -- copies (copy.cpp) ------------------------------------------------------------------------------------------------
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking);

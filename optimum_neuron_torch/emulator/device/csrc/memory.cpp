@@ -57,7 +57,7 @@ Tensor empty_memory_format(
   const auto where = checked_device(layout, device, pin_memory);
   const auto type = given_or_default(dtype);
   if (C10_UNLIKELY(strict::is_on())) {
-    strict::check_new_tensor("aten::empty", type, size, where);
+    strict::check_new_tensor("aten::empty", type, size, where, memory_format);
   }
   const c10::DeviceGuard guard(where);
   return filled_if_deterministic(at::detail::empty_generic(size, device_allocator(), kKeys, type, memory_format));
@@ -95,6 +95,9 @@ Tensor efficient_zero_tensor(
 // PyTorch's CPU kernels for these work through the storage's own allocator, which is ours.
 
 const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
+  if (C10_UNLIKELY(strict::is_on())) {
+    strict::check_new_tensor("aten::resize_", self.scalar_type(), size, self.device(), memory_format);
+  }
   const c10::DeviceGuard guard(self.device());
   const c10::DimVector sizes(self.sizes()), strides(self.strides());
   try {

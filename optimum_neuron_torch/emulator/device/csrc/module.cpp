@@ -191,7 +191,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def("known_strict_kinds", &known_strict_kinds);
   m.def("strict_kinds", &enabled_strict_kinds);
-  m.def("set_strict_kinds", [](const std::vector<std::string>& kinds) { strict::enabled_kinds = bits_of(kinds); });
+  m.def("set_strict_kinds", [](const std::vector<std::string>& kinds) { strict::enable(bits_of(kinds)); });
   m.def("set_capabilities", &set_capabilities);
   m.def("mark_warm", &strict::mark_warm);
   m.def("is_warm", &strict::is_warm);

@@ -46,6 +46,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("histc.out", kernels::histc_out);
 }
 
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_make_dual", torch::CppFunction::makeFromBoxedFunction<&kernels::make_dual>());
+}
+
 // The copy reads conjugate and negative bits itself. PyTorch's fallbacks for them would clone the tensor first, which
 // copies, which clones: without end.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {

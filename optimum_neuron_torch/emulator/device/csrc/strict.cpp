@@ -4,7 +4,6 @@
 #include "alias.h"
 
 #include <ATen/ops/aminmax.h>
-#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
@@ -47,23 +46,6 @@ std::string name_of(Kind kind) {
   return "?";
 }
 
-std::string user_location() {
-  const pybind11::gil_scoped_acquire gil;
-  const auto module = pybind11::module_::import("optimum_neuron_torch.emulator.device.strict_mode");
-  return module.attr("user_location")().cast<std::string>();
-}
-
-std::string describe(at::TensorList tensors) {
-  std::ostringstream text;
-  for (const auto& tensor : tensors) {
-    if (!tensor.defined()) {
-      continue;
-    }
-    text << (text.tellp() > 0 ? ", " : "") << tensor.scalar_type() << tensor.sizes();
-  }
-  return text.str();
-}
-
 void check_dtype(std::string_view operation, at::TensorList tensors, at::ScalarType dtype) {
   if (is_on(kFloat64) && dtype == at::kDouble) {
     refuse(kFloat64, operation, tensors, "Trainium has no float64: it computes in float32. Use float32");
@@ -89,37 +71,16 @@ void check_core(std::string_view operation, at::TensorList tensors, c10::Device 
   }
 }
 
-// Inside torch.func.jvp and jacfwd, kernels see tensors without their tangents: ask PyTorch how deep it is in them.
-bool is_inside_functional_jvp() {
-  if (torch::autograd::ForwardADLevel::try_get_by_idx(0) == nullptr) {
-    return false;
-  }
-  const pybind11::gil_scoped_acquire gil;
-  const auto transforms = pybind11::module_::import("torch._functorch.eager_transforms");
-  return transforms.attr("JVP_NESTING").cast<int>() > 0;
+[[noreturn]] void refuse_forward_gradient(std::string_view operation, at::TensorList tensors) {
+  refuse(
+      kForwardAD, operation, tensors,
+      "no public source says that forward-mode differentiation works on the device. Use reverse mode");
 }
 
-void check_forward_gradient(std::string_view operation, at::TensorList tensors, const at::Tensor& tensor) {
-  if (is_on(kForwardAD) && (tensor._fw_grad(/*level=*/0).defined() || is_inside_functional_jvp())) {
-    refuse(
-        kForwardAD, operation, tensors,
-        "no public source says that forward-mode differentiation works on the device. Use reverse mode");
-  }
-}
-
-void check_memory_format(const OpRecord& record, at::TensorList tensors) {
-  if (!is_on(kChannelsLast)) {
-    return;
-  }
-  for (const auto& tensor : tensors) {
-    if (!is_neuron(tensor) || tensor.is_contiguous()) {
-      continue;
-    }
-    const bool is_channels_last = tensor.is_contiguous(at::MemoryFormat::ChannelsLast) ||
-        tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d);
-    if (is_channels_last) {
-      refuse(kChannelsLast, record.name, tensors, "Trainium keeps tensors contiguous. Leave out channels_last");
-    }
+void check_memory_format(std::string_view operation, std::optional<at::MemoryFormat> format) {
+  if (is_on(kChannelsLast) &&
+      (format == at::MemoryFormat::ChannelsLast || format == at::MemoryFormat::ChannelsLast3d)) {
+    refuse(kChannelsLast, operation, {}, "Trainium keeps tensors contiguous. Leave out channels_last");
   }
 }
 
@@ -168,6 +129,13 @@ void set_capabilities(std::unordered_map<std::string, Capability> known) {
   capabilities = std::move(known);
 }
 
+void enable(uint32_t kinds) {
+  const auto before = enabled_kinds.exchange(kinds);
+  if ((kinds & ~before & kMulticore) != 0) {
+    first_core = -1;
+  }
+}
+
 void mark_warm(bool is_warm) {
   warm = is_warm;
 }
@@ -181,10 +149,11 @@ void check_call(const OpRecord& record, at::TensorList tensors, const Signature&
     if (is_neuron(tensor)) {
       check_dtype(record.name, tensors, tensor.scalar_type());
       check_core(record.name, tensors, tensor.device());
-      check_forward_gradient(record.name, tensors, tensor);
+      if (is_on(kForwardAD) && tensor._fw_grad(/*level=*/0).defined()) {
+        refuse_forward_gradient(record.name, tensors);
+      }
     }
   }
-  check_memory_format(record, tensors);
   check_capability(record, tensors);
   if (is_on(kRecompile) && is_warm() && !is_known(signature)) {
     refuse(kRecompile, record.name, tensors, "after warm-up this is a new signature, which the device would compile");
@@ -201,7 +170,6 @@ void check_results(const OpRecord& record, at::TensorList results) {
       refuse(kInt64, record.name, results, "values of an int64 tensor leave 32 bits; Trainium computes int64 in int32");
     }
   }
-  check_memory_format(record, results);
 }
 
 void check_cores(std::string_view operation, at::TensorList tensors) {
@@ -210,21 +178,49 @@ void check_cores(std::string_view operation, at::TensorList tensors) {
   }
 }
 
-void check_new_tensor(std::string_view operation, at::ScalarType dtype, c10::IntArrayRef sizes, c10::Device device) {
-  if (enabled_kinds.load(std::memory_order_relaxed) & (kFloat64 | kComplex | kMulticore)) {
+void check_new_tensor(
+    std::string_view operation,
+    at::ScalarType dtype,
+    c10::IntArrayRef sizes,
+    c10::Device device,
+    std::optional<at::MemoryFormat> memory_format) {
+  if (enabled_kinds.load(std::memory_order_relaxed) & (kFloat64 | kComplex | kMulticore | kChannelsLast)) {
     std::ostringstream name;
     name << operation << " of " << dtype << sizes;
     check_dtype(name.str(), {}, dtype);
     check_core(name.str(), {}, device);
+    check_memory_format(name.str(), memory_format);
   }
+}
+
+// Before any operation sees the tangent: torch.func's levels hide it from them.
+void check_dual(const at::Tensor& primal, const at::Tensor& tangent) {
+  if (is_on(kForwardAD)) {
+    refuse_forward_gradient("aten::_make_dual", {primal, tangent});
+  }
+}
+
+std::string with_tensors(at::TensorList tensors) {
+  std::ostringstream text;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) {
+      text << (text.tellp() > 0 ? ", " : " with ") << tensor.scalar_type() << tensor.sizes();
+    }
+  }
+  return text.str();
+}
+
+std::string called_at() {
+  const pybind11::gil_scoped_acquire gil;
+  const auto module = pybind11::module_::import("optimum_neuron_torch.emulator.device.strict_mode");
+  return "Called at " + module.attr("user_location")().cast<std::string>();
 }
 
 void refuse(Kind kind, std::string_view operation, at::TensorList tensors, const std::string& reason) {
   const auto name = name_of(kind);
-  const auto shapes = describe(tensors);
   TORCH_CHECK(
-      false, "strict mode (", name, "): ", operation, shapes.empty() ? "" : " with ", shapes, ": ", reason,
-      ". Called at ", user_location(), ". To allow it, leave '", name, "' out of the strict kinds.");
+      false, "strict mode (", name, "): ", operation, with_tensors(tensors), ": ", reason, ". ", called_at(),
+      ". To allow it, leave '", name, "' out of the strict kinds.");
   std::abort();
 }
 
