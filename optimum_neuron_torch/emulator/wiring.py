@@ -144,7 +144,7 @@ _PATCHES = (
         torch.Tensor,
         "__dlpack_device__",
         exchange.name_dlpack_device,
-        until="Tensor.__dlpack_device__ that compares with the name the backend was given",
+        until="Tensor.__dlpack_device__ that knows the name a backend was given and whose memory is pinned",
     ),
 )
 _originals: dict[Patch, Any] = {}

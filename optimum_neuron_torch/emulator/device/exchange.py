@@ -98,12 +98,18 @@ def _generator_from_state(core: int, state: torch.Tensor) -> torch.Generator:
 
 
 def name_dlpack_device(original: Callable[[torch.Tensor], tuple]) -> Callable[[torch.Tensor], tuple]:
-    """For `Tensor.__dlpack_device__`, which knows the place of out-of-tree devices by its old name only."""
+    """
+    For `Tensor.__dlpack_device__`, which knows the place of out-of-tree devices by its old name only.
+
+    And it takes pinned memory for CUDA's, whatever the accelerator is: other libraries refuse it then.
+    """
 
     @functools.wraps(original)
     def __dlpack_device__(self: torch.Tensor) -> tuple:
         if self.device.type == "neuron":
             return DLDeviceType.kDLExtDev, self.device.index
+        if self.device.type == "cpu":
+            return DLDeviceType.kDLCPU, 0
         return original(self)
 
     return __dlpack_device__

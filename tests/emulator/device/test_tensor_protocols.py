@@ -84,6 +84,14 @@ def test_dlpack_to_the_host_copies(x):
     assert torch.from_dlpack(torch.ones(2), device="neuron").device == x.device
 
 
+def test_dlpack_of_pinned_memory_is_the_hosts(neuron):
+    pinned = torch.ones(3).pin_memory()
+    assert pinned.__dlpack_device__() == torch.ones(3).__dlpack_device__()
+    assert np.from_dlpack(pinned).tolist() == [1.0] * 3
+    torch.from_dlpack(pinned).zero_()
+    assert pinned.sum().item() == 0
+
+
 # -- storages ---------------------------------------------------------------------------------------------------------
 
 
