@@ -64,26 +64,27 @@ def _sources(about: dict[str, Any]) -> str:
     return "installed library" if about["sources"] == "installed" else "checkout's own sources"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _table(header: list[str], rows: list[list[str]], numbers: bool = True) -> str:
+    rule = ["---"] + ["---:" if numbers else "---"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *rows))
 
 
 def _failures(files: list[dict[str, Any]]) -> str:
-    listed = [f for file in files for f in file["failures"] if f["status"] != "hub"]
-    if not listed:
+    """A row for each reason, with the tests that share it."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for failure in (failure for file in files for failure in file["failures"] if failure["status"] != "hub"):
+        why = failure["reason"] if failure["status"] == "expected" else failure["message"][:160]
+        groups.setdefault((failure["status"], why), []).append(failure["test"])
+    if not groups:
         return ""
-    rows = [[f"`{f['test'].split('/')[-1]}`", COLUMNS[f["status"]], _cell(_why(f))] for f in listed]
-    return "\n" + _table(["test", "counted as", "why"], rows) + "\n"
+    rows = [[COLUMNS[status], why.replace("|", "\\|"), _names(tests)] for (status, why), tests in groups.items()]
+    return "\n" + _table(["counted as", "why", "tests"], rows, numbers=False) + "\n"
 
 
-def _why(failure: dict[str, Any]) -> str:
-    message = failure["message"][:120]
-    return f"{failure['reason']} ({message})" if failure["reason"] else message
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _names(tests: list[str]) -> str:
+    """Names without classes and parameters, each once, behind the number of tests."""
+    names = dict.fromkeys(test.split("::")[-1].split("[")[0] for test in tests)
+    return f"{len(tests)}: " + ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":
