@@ -3,6 +3,8 @@
 import gc
 import queue
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -187,3 +189,26 @@ def test_one_thread_frees_what_another_allocated(in_use):
 
     run_together(produce, consume)
     assert sums == [200.0 * number for number in range(300)]
+
+
+FIRST_USE = """
+import threading, torch
+start, results = threading.Barrier(8), []
+
+def work(number: int) -> None:
+    start.wait()
+    results.append((torch.full((4,), float(number), device=f"neuron:{number % 4}") + 1).sum().item())
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(sorted(results))
+"""
+
+
+@pytest.mark.slow
+def test_first_use_by_many_threads_at_once():
+    result = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=100)
+    assert result.stdout.strip() == str([4.0 * (number + 1) for number in range(8)]), result.stderr
