@@ -1,4 +1,4 @@
-"""What FSDP asks of a device: streams, events, freed storages, pinned memory. One rank, so that no collective matters."""
+"""What FSDP asks of a device: streams, events, freed storages, pinned memory. One rank: no collective matters."""
 
 import subprocess
 import sys
