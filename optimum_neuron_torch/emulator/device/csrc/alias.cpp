@@ -154,6 +154,13 @@ void follow_resize(const at::Tensor& device, const at::Tensor& host) {
       device.storage_offset() != host.storage_offset()) {
     device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
   }
+  // Some kernels leave the conjugation of their result to who reads it, e.g. linalg.lu_solve(out=).
+  if (C10_UNLIKELY(device.is_conj() != host.is_conj())) {
+    device._set_conj(host.is_conj());
+  }
+  if (C10_UNLIKELY(device.is_neg() != host.is_neg())) {
+    device._set_neg(host.is_neg());
+  }
 }
 
 } // namespace neuron

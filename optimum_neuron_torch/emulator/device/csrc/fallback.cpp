@@ -28,6 +28,12 @@ namespace {
   std::abort();
 }
 
+constexpr auto kInsteadOfQuantized =
+    "Use integer tensors with a scale beside them, or keep the quantized step on the CPU.";
+constexpr auto kInsteadOfNested =
+    "Use padded tensors or nested ones with layout=torch.jagged; for torch.nn.TransformerEncoder pass "
+    "enable_nested_tensor=False.";
+
 class HostCall {
  public:
   HostCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
@@ -256,19 +262,26 @@ class HostCall {
         return alias.device;
       }
     }
-    if (C10_UNLIKELY(host.layout() != c10::kStrided)) {
-      refuse_layout(record_.name, {host}, host.layout());
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !host.is_quantized(), record_.name, " makes a quantized tensor (", host.scalar_type(),
-        "), which the neuron device does not have. Use plain integer tensors with scales of their own, or do this step "
-        "on the CPU.");
+    refuse_foreign_result(host);
     for (const auto& alias : aliases_) {
       if (host.storage().is_alias_of(alias.host.storage())) {
         return device_tensor(alias.device.storage(), host);
       }
     }
     return device_alias(host, core_);
+  }
+
+  void refuse_foreign_result(const at::Tensor& host) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        host.layout() != c10::kMkldnn, record_.name, " makes a tensor of layout ", host.layout(),
+        ", which the neuron device does not have. Use dense tensors, or do this step on the CPU.");
+    if (C10_UNLIKELY(host.layout() != c10::kStrided)) {
+      refuse_layout(record_.name, {host}, host.layout());
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !host.is_quantized() && !host.is_nested(), record_.name, " makes a ",
+        host.is_nested() ? "nested" : "quantized", " tensor, which the neuron device does not have. ",
+        host.is_nested() ? kInsteadOfNested : kInsteadOfQuantized);
   }
 
   const c10::OperatorHandle& op_;
@@ -315,12 +328,25 @@ void register_composed_operations() {
   }
 }
 
-void register_sparse_refusal() {
-  for (const auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1}) {
-    auto* library = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-  }
+namespace {
+
+[[noreturn]] void refuse(const c10::OperatorHandle& op, const char* kind, const char* instead) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "The neuron device has no ", kind, " tensors (", op.schema().name(), "). ", instead);
+  std::abort();
 }
+
+void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
+  refuse(op, "quantized", kInsteadOfQuantized);
+}
+
+template <c10::BoxedKernel::BoxedKernelFunction* Kernel>
+void register_refusal(c10::DispatchKey key) {
+  auto* library = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<Kernel>());
+}
+
+} // namespace
 
 void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::vector<at::Tensor> tensors;
@@ -330,6 +356,17 @@ void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
   }
   refuse_layout(op.schema().name(), tensors, c10::kSparse);
+}
+
+void refuse_nested(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
+  refuse(op, "nested", kInsteadOfNested);
+}
+
+void register_refusals() {
+  register_refusal<&refuse_sparse>(c10::DispatchKey::SparsePrivateUse1);
+  register_refusal<&refuse_sparse>(c10::DispatchKey::SparseCsrPrivateUse1);
+  register_refusal<&refuse_quantized>(c10::DispatchKey::QuantizedPrivateUse1);
+  register_refusal<&refuse_nested>(c10::DispatchKey::NestedTensorPrivateUse1);
 }
 
 } // namespace neuron

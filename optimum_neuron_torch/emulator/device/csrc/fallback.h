@@ -13,11 +13,13 @@ void host_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // instead of several, the CPU's numbers, and the name that users know.
 void register_composed_operations();
 
-// Registers the refusal below for all operations. Like the function above, left to the first use of the device: a
-// fallback touches the tables of all operations, which would slow down `import torch`.
-void register_sparse_refusal();
+// Registers refusals of all operations on tensors that the device does not have: sparse, quantized and nested ones. Like
+// the function above, left to the first use of the device: a fallback touches the tables of all operations, which would
+// slow down `import torch`.
+void register_refusals();
 
-// For the dispatch keys of sparse tensors, which the device does not have.
+// For operations that make such a tensor.
 void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void refuse_nested(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 } // namespace neuron

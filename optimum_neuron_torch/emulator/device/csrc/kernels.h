@@ -127,6 +127,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
 // -- dropout (dropout.cpp) --------------------------------------------------------------------------------------------
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train);
 
+// -- cells of recurrent networks (recurrent.cpp) ----------------------------------------------------------------------
+std::tuple<Tensor, Tensor, Tensor> fused_lstm_cell(
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const Tensor& cx,
+    const std::optional<Tensor>& input_bias,
+    const std::optional<Tensor>& hidden_bias);
+std::tuple<Tensor, Tensor, Tensor> fused_lstm_cell_backward(
+    const std::optional<Tensor>& grad_hy,
+    const std::optional<Tensor>& grad_cy,
+    const Tensor& cx,
+    const Tensor& cy,
+    const Tensor& workspace,
+    bool has_bias);
+std::tuple<Tensor, Tensor> fused_gru_cell(
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const Tensor& hx,
+    const std::optional<Tensor>& input_bias,
+    const std::optional<Tensor>& hidden_bias);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fused_gru_cell_backward(
+    const Tensor& grad_hy,
+    const Tensor& workspace,
+    bool has_bias);
+
 // -- histogram (histogram.cpp) ----------------------------------------------------------------------------------------
 Tensor histc(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max);
 Tensor& histc_out(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max, Tensor& result);

@@ -150,7 +150,7 @@ void initialize() {
   torch::utils::register_fork_handler_for_device_init(kDeviceType);
   install_host_allocator();
   register_composed_operations();
-  register_sparse_refusal();
+  register_refusals();
 }
 
 } // namespace

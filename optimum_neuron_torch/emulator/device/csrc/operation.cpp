@@ -8,7 +8,9 @@ namespace {
 
 // The name of the n-th tensor argument, for kernels whose tensors are the first of those in the schema.
 std::string tensor_argument_name(const std::string& operation, size_t n) {
-  const auto op = c10::Dispatcher::singleton().findSchema({operation, ""});
+  const auto dot = operation.find('.');
+  const auto overload = dot == std::string::npos ? "" : operation.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchema({operation.substr(0, dot), overload});
   if (op) {
     for (const auto& argument : op->schema().arguments()) {
       const auto type = argument.type()->str();
