@@ -32,13 +32,14 @@ INSTALLED_TORCH := $(wildcard $(VENV)/lib/python3.*/site-packages/torch/version.
 # Nothing here may ask a model hub: all that runs ships with a package or is made on the spot.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-slow conformance lint format clean FORCE
+.PHONY: help setup demo test test-slow conformance conformance-torch lint format clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       two real models on the neuron device, beside plain CPU Transformers"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests marked slow"
+	@echo "make conformance-torch  PyTorch's own tables on the neuron device; writes docs/reference/conformance.md"
 	@echo "make conformance  Hugging Face's own test suites on the neuron device (DIFFUSERS=checkout TRANSFORMERS=checkout)"
 	@echo "make lint       ruff: rules and formatting (make format repairs both)"
 	@echo "make setup      only the environment"
@@ -54,6 +55,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+conformance-torch: setup
+	$(BIN)/python -m tests.conformance $(ARGS)
 
 conformance: $(if $(CONFORMANCE_PYTHON),,setup $(CONFORMANCE_VENV)/.stamp)
 	$(or $(CONFORMANCE_PYTHON),$(CONFORMANCE_VENV)/bin/python) -m model_tests.upstream \
