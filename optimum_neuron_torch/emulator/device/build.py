@@ -63,12 +63,14 @@ def build() -> Path:
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     if is_up_to_date():
         return LIBRARY
+    # Before the compilation: a source that is edited meanwhile makes the next build begin again.
+    description = build_description()
     built = _compile()
     # Replaced, not overwritten: a process that has the old library loaded keeps it.
     temporary = LIBRARY.with_suffix(".tmp")
     shutil.copy2(built, temporary)
     os.replace(temporary, LIBRARY)
-    temporary.write_text(json.dumps(build_description(), indent=1) + "\n")
+    temporary.write_text(json.dumps(description, indent=1) + "\n")
     os.replace(temporary, SIDECAR)
     return LIBRARY
 
