@@ -111,15 +111,20 @@ def test_grouped_products_of_experts(neuron, dtype):
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_transformer_encoder_in_evaluation_with_padding(neuron, gradients):
+    """The CPU's fast path cuts the padding away by a nested tensor; the real positions are the same without."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    inputs = torch.randn(3, 4, 8)
+    padding = torch.tensor([[False] * 4, [False] * 3 + [True], [False, True, True, True]])
+    with torch.set_grad_enabled(gradients):
+        expected = encoder(inputs, src_key_padding_mask=padding)
+        actual = encoder.to(neuron)(inputs.to(neuron), src_key_padding_mask=padding.to(neuron)).cpu()
+    torch.testing.assert_close(actual[~padding], expected[~padding], rtol=1e-5, atol=1e-6)
+
+
 def _ragged() -> list[torch.Tensor]:
     return [torch.ones(2, 3, device="neuron"), torch.ones(1, 3, device="neuron")]
-
-
-def _encode() -> torch.Tensor:
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).to("neuron").eval()
-    padding = torch.tensor([[False, False], [False, True]], device="neuron")
-    with torch.no_grad():
-        return encoder(torch.ones(2, 2, 8, device="neuron"), src_key_padding_mask=padding)
 
 
 def _embed_sparsely() -> None:
@@ -147,7 +152,12 @@ REFUSED = {
         lambda: torch.nested.nested_tensor([x.cpu() for x in _ragged()], device="neuron") + 1,
         "add",
     ),
-    "nested encoder": (_encode, "_nested_tensor_from_mask"),
+    "nested from a mask": (
+        lambda: torch._nested_tensor_from_mask(
+            torch.ones(1, 2, 3, device="neuron"), torch.ones(1, 2, dtype=torch.bool, device="neuron"), False
+        ),
+        "_nested_tensor_from_mask",
+    ),
     "mkldnn": (lambda: torch.ones(2, device="neuron").to_mkldnn(), "to_mkldnn"),
 }
 

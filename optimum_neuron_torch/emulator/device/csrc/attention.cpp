@@ -19,6 +19,12 @@ std::optional<Tensor> host_bias(const Tensor& bias) {
 
 } // namespace
 
+// torch.nn.TransformerEncoder in evaluation asks whether it may cut the padding away by a nested tensor, which the device
+// does not have. It then computes with the padding, under the mask.
+bool nested_tensor_from_mask_left_aligned(const Tensor& /*padded*/, const Tensor& /*mask*/) {
+  return false;
+}
+
 // Reads nothing but metadata, so that it also answers for fake tensors.
 int64_t fused_sdp_choice(
     const Tensor& query,

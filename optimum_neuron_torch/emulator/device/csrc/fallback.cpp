@@ -32,7 +32,7 @@ constexpr auto kInsteadOfQuantized =
     "Use integer tensors with a scale beside them, or keep the quantized step on the CPU.";
 constexpr auto kInsteadOfNested =
     "Use padded tensors or nested ones with layout=torch.jagged; for torch.nn.TransformerEncoder pass "
-    "enable_nested_tensor=False.";
+    "mask_check=True or enable_nested_tensor=False.";
 
 class HostCall {
  public:

@@ -86,7 +86,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     int64_t groups,
     std::array<bool, 3> output_mask);
 
-// -- scaled dot product attention (attention.cpp) ---------------------------------------------------------------------
+// -- attention (attention.cpp) ----------------------------------------------------------------------------------------
+bool nested_tensor_from_mask_left_aligned(const Tensor& padded, const Tensor& mask);
 int64_t fused_sdp_choice(
     const Tensor& query,
     const Tensor& key,

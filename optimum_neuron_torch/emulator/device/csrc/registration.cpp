@@ -39,6 +39,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", kernels::convolution_backward);
 
   m.impl("_fused_sdp_choice", kernels::fused_sdp_choice);
+  m.impl("_nested_tensor_from_mask_left_aligned", kernels::nested_tensor_from_mask_left_aligned);
   m.impl("_scaled_dot_product_fused_attention_overrideable", kernels::fused_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", kernels::fused_attention_backward);
 
