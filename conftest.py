@@ -1,4 +1,4 @@
-"""Settings of the whole test run, unit and model tests: no hub, and a compile cache of its own."""
+"""Settings of the whole test run, unit and model tests: no hub, one thread, and a compile cache of its own."""
 
 import os
 import tempfile
@@ -8,6 +8,9 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Results are compared bit for bit, and those of long sums depend on how many threads share them. A backward pass on
+# neuron runs on a thread of its own, which keeps the number that was set when it started.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.tiny_models"]
 
