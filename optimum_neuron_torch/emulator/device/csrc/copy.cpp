@@ -5,6 +5,8 @@
 
 #include <ATen/ops/_local_scalar_dense.h>
 
+#include <array>
+
 namespace neuron::kernels {
 namespace {
 
@@ -27,20 +29,10 @@ CopyDirection direction_of(const Tensor& source, const Tensor& destination) {
   return is_neuron(destination) ? CopyDirection::kDeviceToDevice : CopyDirection::kDeviceToHost;
 }
 
-// As profilers of other devices name them.
+// As profilers of other devices name them, in the order of CopyDirection.
 const std::string& name_of_copy(const Tensor& source, const Tensor& destination) {
-  static const std::string host_to_device = "Memcpy HtoD";
-  static const std::string device_to_host = "Memcpy DtoH";
-  static const std::string device_to_device = "Memcpy DtoD";
-  switch (direction_of(source, destination)) {
-    case CopyDirection::kHostToDevice:
-      return host_to_device;
-    case CopyDirection::kDeviceToHost:
-      return device_to_host;
-    case CopyDirection::kDeviceToDevice:
-      return device_to_device;
-  }
-  return device_to_device;
+  static const std::array<std::string, 3> names{"Memcpy HtoD", "Memcpy DtoH", "Memcpy DtoD"};
+  return names[static_cast<size_t>(direction_of(source, destination))];
 }
 
 void observe_copy(const Tensor& source, const Tensor& destination) {
