@@ -1,0 +1,1 @@
+"""Tables of architectures, each compiled for the device and compared with the CPU; see `__main__.py`."""

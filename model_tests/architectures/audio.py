@@ -1,0 +1,6 @@
+"""Audio models."""
+
+from model_tests.architectures.architecture import Architecture
+
+
+ARCHITECTURES: list[Architecture] = []

@@ -1,0 +1,6 @@
+"""Encoder-decoders."""
+
+from model_tests.architectures.architecture import Architecture
+
+
+ARCHITECTURES: list[Architecture] = []

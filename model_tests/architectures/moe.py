@@ -1,0 +1,6 @@
+"""Mixtures of experts."""
+
+from model_tests.architectures.architecture import Architecture
+
+
+ARCHITECTURES: list[Architecture] = []

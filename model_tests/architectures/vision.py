@@ -1,0 +1,6 @@
+"""Vision models."""
+
+from model_tests.architectures.architecture import Architecture
+
+
+ARCHITECTURES: list[Architecture] = []
