@@ -12,15 +12,17 @@ from optimum_neuron_torch.emulator import wiring
 
 
 def test_patches_say_what_would_remove_them():
-    assert all(len(patch.until) > 7 for patch in wiring._PATCHES)
+    assert all(len(patch.until) > 7 for patch in wiring._TABLE.patches)
 
 
 def test_patches_are_taken_back_and_put_in_place_again():
     generator, x = torch.Generator("neuron"), torch.ones(2, device="neuron")
-    patched = [patch.read() for patch in wiring._PATCHES]
+    patched = [patch.read() for patch in wiring._TABLE.patches]
     wiring.uninstall()
     try:
-        assert all(now is not before for now, before in zip([p.read() for p in wiring._PATCHES], patched, strict=True))
+        assert all(
+            now is not before for now, before in zip([p.read() for p in wiring._TABLE.patches], patched, strict=True)
+        )
         assert torch.Generator not in copyreg.dispatch_table
         assert ForkingPickler._extra_reducers[torch.Tensor] is reductions.reduce_tensor
         assert x.share_memory_() is x

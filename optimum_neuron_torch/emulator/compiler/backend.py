@@ -13,8 +13,8 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from optimum_neuron_torch.emulator import wiring
-from optimum_neuron_torch.emulator.compiler import artifacts, cache, metrics, stablehlo
+from optimum_neuron_torch.emulator import device
+from optimum_neuron_torch.emulator.compiler import artifacts, cache, dynamo_wiring, metrics, stablehlo
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
 from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
@@ -25,9 +25,10 @@ from optimum_neuron_torch.emulator.compiler.session import Session
 from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specialise
 from optimum_neuron_torch.emulator.compiler.source import describe_inputs, first_user_line
 from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
+from optimum_neuron_torch.emulator.device import extension
 
 
-wiring.make_guards_portable()
+dynamo_wiring.install()
 
 
 def compile_dynamo_graph(
@@ -143,7 +144,7 @@ def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:
 
 
 def _refuse_recompile(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    if wiring.is_recompile_refused():
+    if "recompile" in device.strict_kinds() and extension.load().is_warm():
         raise RecompileError(
             f"A new graph after warm-up, under strict 'recompile': {first_user_line(gm)}; "
             f"inputs {describe_inputs(inputs)}. "
