@@ -21,6 +21,7 @@ from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, 
 from optimum_neuron_torch.emulator.compiler.executors.eager import EagerProgram
 from optimum_neuron_torch.emulator.compiler.graph import Kind, value_of
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
+from optimum_neuron_torch.emulator.compiler.passes.randomness import DrawnGraph, make_draws_inputs
 from optimum_neuron_torch.emulator.compiler.session import Session
 from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specialise
 from optimum_neuron_torch.emulator.compiler.source import describe_inputs, first_user_line
@@ -65,22 +66,42 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     session.name_graph(record, kind)
     _describe(gm, record)
     outputs = _plan_outputs(gm, inputs)
+    drawn = _take_out_draws(gm, inputs, options=options, record=record)
     with cache.kernel_directory():
-        lowered = _check_lowering(gm, inputs, kind=kind, options=options, record=record)
+        lowered = _check_lowering(drawn, kind=kind, options=options, record=record)
         artifacts.keep(gm, lowered, record)
         if record.lowering == "fallback":
-            program, constants = EagerProgram(gm), []
+            program, constants = EagerProgram(drawn.module), []
         else:
-            program, constants = _compile_for_host(gm, inputs, kind=kind, record=record, lowered=lowered)
+            program, constants = _compile_for_host(drawn, kind=kind, record=record, lowered=lowered)
     metrics.add(record)
     session.resume_tracing()
-    return CompiledGraph(program, outputs, record, kind=kind, constants=constants)
+    return CompiledGraph(program, outputs, record, kind=kind, constants=constants, draws=drawn.draws)
+
+
+def _take_out_draws(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, options: CompileOptions, record: metrics.GraphRecord
+) -> DrawnGraph:
+    try:
+        return make_draws_inputs(gm, inputs)
+    except LoweringError:
+        if not options.fallback_execution:
+            raise
+        _fall_back(record)
+        return DrawnGraph(gm, list(inputs))
+
+
+def _fall_back(record: metrics.GraphRecord) -> None:
+    record.lowering, record.executor = "fallback", "eager"
+    metrics.warn_fallback(record)
 
 
 def _check_lowering(
-    gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind, options: CompileOptions, record: metrics.GraphRecord
+    drawn: DrawnGraph, *, kind: Kind, options: CompileOptions, record: metrics.GraphRecord
 ) -> stablehlo.StableHlo | None:
     """Lower the graph if that is wanted and possible; note in the record what came of it."""
+    if record.lowering == "fallback":
+        return None
     if options.lowering == "off" and options.executor != "xla":
         record.lowering = "off"
         return None
@@ -91,20 +112,18 @@ def _check_lowering(
         return None
     try:
         with record.timed("lower"):
-            lowered = stablehlo.lower(gm, inputs, kind=kind)
+            lowered = stablehlo.lower(drawn.module, drawn.inputs, kind=kind)
     except LoweringError:
         if not options.fallback_execution:
             raise
-        record.lowering, record.executor = "fallback", "eager"
-        metrics.warn_fallback(record)
+        _fall_back(record)
         return None
     record.lowering = "checked"
     return lowered
 
 
 def _compile_for_host(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
+    drawn: DrawnGraph,
     *,
     kind: Kind,
     record: metrics.GraphRecord,
@@ -115,7 +134,7 @@ def _compile_for_host(
         with record.timed("compile"):
             return executor.compile_stablehlo(lowered), []
     with record.timed("fx_passes"):
-        host = trace_on_host(gm, inputs, executor.decompositions(), kind=kind)
+        host = trace_on_host(drawn.module, drawn.inputs, executor.decompositions(), kind=kind)
     with record.timed("compile"):
         return executor.compile(host), host.constants
 

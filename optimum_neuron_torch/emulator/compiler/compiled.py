@@ -12,6 +12,7 @@ from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler.executors import Program
 from optimum_neuron_torch.emulator.compiler.graph import Kind
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
+from optimum_neuron_torch.emulator.compiler.passes.randomness import Draw, draw
 from optimum_neuron_torch.emulator.device import extension
 
 
@@ -48,12 +49,14 @@ class CompiledGraph:
         *,
         kind: Kind,
         constants: Sequence[torch.Tensor] = (),
+        draws: Sequence[Draw] = (),
     ) -> None:
         self.program = program
         self.outputs = outputs
         self.record = record
         self.kind = kind
         self.constants = list(constants)
+        self.draws = tuple(draws)
         # Results whose strides the executor gets wrong; shapes are static, so the first call shows all of them.
         self._restrided: tuple[int, ...] | None = None
 
@@ -73,10 +76,9 @@ class CompiledGraph:
 
     def _call(self, args: list[Any]) -> Sequence[Any]:
         if self.program.takes_device_tensors:
-            return self.program(args)
+            return self._call_on_device(args)
         host_args = device.host_aliases(args)
         args.clear()
-        host_args.extend(self.constants)
         index = self.outputs.device_index
         if index is None:
             return self._run(host_args)
@@ -91,7 +93,16 @@ class CompiledGraph:
             wrapped[position] = results[position]
         return wrapped
 
+    def _call_on_device(self, args: list[Any]) -> Sequence[Any]:
+        for step, drawn in zip(self.draws, draw(self.draws, args), strict=True):
+            on_device = step.core is not None and step.method != "state"
+            args.append(device.device_alias(drawn, step.core) if on_device else drawn)
+        return self.program(args)
+
     def _run(self, host_args: list[Any]) -> Sequence[Any]:
+        if self.draws:
+            host_args.extend(draw(self.draws, host_args))
+        host_args.extend(self.constants)
         results = self.program(host_args)
         return results if self._restrided == () else self._with_eager_strides(list(results))
 

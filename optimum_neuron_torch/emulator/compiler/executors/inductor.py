@@ -23,8 +23,7 @@ from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
 
 # `vec_isa_ok` skips up to ten trial compilations (14 s of a cold start); the ISA is still read from cpuid.
-# `fallback_random` draws from the host's generator, so that a seeded run equals the eager one.
-_CONFIG = {"cpp.vec_isa_ok": True, "fallback_random": True}
+_CONFIG = {"cpp.vec_isa_ok": True}
 
 
 class InductorProgram:
