@@ -19,19 +19,25 @@ from .device import exchange
 from .patches import Patch, PatchTable
 
 
+_COMPILER = "optimum_neuron_torch.emulator.compiler"
+
 # True while `torch.compile` runs for a caller who named no backend.
 _backend_unnamed: ContextVar[bool] = ContextVar("neuron_backend_unnamed", default=False)
 
 
-def _compile_without_named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+def _choose_neuron_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where no backend is named, neuron tensors choose ours; what it cannot take is refused at the call."""
+
     @functools.wraps(original)
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        if kwargs.get("backend") is not None:
+        backend = kwargs.get("backend")
+        if _is_neuron(backend) or (backend is None and _names_neuron_option(kwargs.get("options"))):
+            _check_arguments(**kwargs)
+            return original(model, **{**kwargs, "backend": backend or "neuron"})
+        if backend is not None:
             return original(model, **kwargs)
         if model is None:
             return functools.partial(compile, **kwargs)
-        if _names_neuron_option(kwargs.get("options")):
-            return original(model, **{**kwargs, "backend": "neuron"})
         token = _backend_unnamed.set(True)
         try:
             return original(model, **kwargs)
@@ -39,6 +45,19 @@ def _compile_without_named_backend(original: Callable[..., Any]) -> Callable[...
             _backend_unnamed.reset(token)
 
     return compile
+
+
+def _is_neuron(backend: Any) -> bool:
+    """Whether a backend is ours, by its name or as the function itself."""
+    return backend == "neuron" or getattr(backend, "__module__", None) == _COMPILER
+
+
+def _check_arguments(
+    *, dynamic: bool | None = None, mode: str | None = None, options: Any = None, **_others: Any
+) -> None:
+    from optimum_neuron_torch.emulator.compiler.options import check_arguments
+
+    check_arguments(dynamic=dynamic, mode=mode, options=options)
 
 
 def _names_neuron_option(options: Mapping[str, Any] | None) -> bool:
@@ -93,7 +112,7 @@ _TABLE = PatchTable(
         Patch(
             torch,
             "compile",
-            _compile_without_named_backend,
+            _choose_neuron_backend,
             until="a default backend per device (set_default_backend of Dynamo's registry knows one for all)",
         ),
         Patch(torch._TorchCompileInductorWrapper, "__init__", _remember_whether_named, until="as above"),

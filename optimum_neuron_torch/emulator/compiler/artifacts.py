@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import fx
 
+from optimum_neuron_torch.emulator import logs
 from optimum_neuron_torch.emulator.compiler.graph_files import save_fx_graph_txt, save_mlir
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord, get_rank
 from optimum_neuron_torch.emulator.compiler.stablehlo import StableHlo
@@ -22,9 +23,18 @@ DIRECTORY = "TORCH_NEURONX_DEBUG_DIR"
 DEFAULT_DIRECTORY = "/tmp/neuron_backend"
 
 
+def is_text_wanted() -> bool:
+    """Whether the environment or TORCH_LOGS asks for the text of graphs; then none may come from the cache."""
+    return _is_on() or any(map(logs.is_wanted, (logs.GRAPHS, logs.STABLEHLO, logs.HOST_GRAPHS)))
+
+
+def _is_on() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("1", "true")
+
+
 def keep(gm: fx.GraphModule, lowered: StableHlo | None, record: GraphRecord) -> None:
     """Writes the graph, and its StableHLO if it was lowered, if the environment asks for that."""
-    if os.environ.get(SWITCH, "").lower() not in ("1", "true"):
+    if not _is_on():
         return
     directory = Path(os.environ.get(DIRECTORY) or DEFAULT_DIRECTORY)
     process = f"proc_{get_rank()}"

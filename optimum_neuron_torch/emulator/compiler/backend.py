@@ -13,8 +13,9 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from optimum_neuron_torch.emulator import device
-from optimum_neuron_torch.emulator.compiler import artifacts, cache, dynamo_wiring, metrics, stablehlo
+from optimum_neuron_torch.emulator import device, logs
+from optimum_neuron_torch.emulator.compiler import artifacts, cache, dynamo_wiring, metrics, recompiles, stablehlo
+from optimum_neuron_torch.emulator.compiler.announcing import announce, announce_recompile
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
 from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
@@ -42,14 +43,18 @@ def compile_dynamo_graph(
     """The backend proper: what Dynamo calls with each graph it captured."""
     chosen = CompileOptions.parse(options, mode)
     refuse_dynamic()
-    _refuse_recompile(gm, example_inputs)
     static_inputs = specialise(gm, example_inputs)
+    inputs = recompiles.user_inputs(gm, static_inputs)
+    reason = _explain_recompile(gm, inputs)
+    _refuse_recompile(gm, inputs, reason)
     _refuse_cpu_inputs(static_inputs)
+    recompiles.remember(inputs)
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         return cache.cacheable(functools.partial(_compile_aot_graph, kind=kind, session=session))
 
-    with Session.start(chosen) as session, cache.enabled(gm, chosen):
+    session = Session.start(chosen, inputs=recompiles.describe(inputs), recompile_reason=reason)
+    with session, cache.enabled(gm, chosen):
         # No decompositions here: each executor, and the lowering, traces AOTAutograd's graph again under its own.
         return aot_autograd(
             fw_compiler=compiler("forward"),
@@ -65,16 +70,20 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     record = metrics.GraphRecord(executor=options.executor, torch_neuronx_trace_us=session.trace_us())
     session.name_graph(record, kind)
     _describe(gm, record)
+    logs.emit(logs.GRAPHS, lambda: _titled(record, gm.print_readable(print_output=False)))
     outputs = _plan_outputs(gm, inputs)
     drawn = _take_out_draws(gm, inputs, options=options, record=record)
     with cache.kernel_directory():
         lowered = _check_lowering(drawn, kind=kind, options=options, record=record)
         artifacts.keep(gm, lowered, record)
+        if lowered is not None:
+            logs.emit(logs.STABLEHLO, lambda: _titled(record, lowered.module))
         if record.lowering == "fallback":
             program, constants = EagerProgram(drawn.module), []
         else:
             program, constants = _compile_for_host(drawn, kind=kind, record=record, lowered=lowered)
     metrics.add(record)
+    announce(record)
     session.resume_tracing()
     return CompiledGraph(program, outputs, record, kind=kind, constants=constants, draws=drawn.draws)
 
@@ -135,8 +144,13 @@ def _compile_for_host(
             return executor.compile_stablehlo(lowered), []
     with record.timed("fx_passes"):
         host = trace_on_host(drawn.module, drawn.inputs, executor.decompositions(), kind=kind)
+    logs.emit(logs.HOST_GRAPHS, lambda: _titled(record, host.module.print_readable(print_output=False)))
     with record.timed("compile"):
         return executor.compile(host), host.constants
+
+
+def _titled(record: metrics.GraphRecord, text: str) -> str:
+    return f"{record.graph_name}\n{text}"
 
 
 def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
@@ -162,11 +176,21 @@ def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:
     record.graph_id = hashlib.sha256("\n".join([*placeholders, gm.code]).encode()).hexdigest()
 
 
-def _refuse_recompile(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+def _explain_recompile(gm: fx.GraphModule, inputs: recompiles.Inputs) -> str:
+    """Why this function is compiled again, said in the log; empty for a first compilation."""
+    reason = recompiles.current_reason()
+    if reason is None:
+        return ""
+    explanation = recompiles.explain(reason, inputs)
+    announce_recompile(first_user_line(gm), explanation, reason)
+    return explanation
+
+
+def _refuse_recompile(gm: fx.GraphModule, inputs: recompiles.Inputs, reason: str) -> None:
     if "recompile" in device.strict_kinds() and extension.load().is_warm():
         raise RecompileError(
             f"A new graph after warm-up, under strict 'recompile': {first_user_line(gm)}; "
-            f"inputs {describe_inputs(inputs)}. "
+            f"inputs {recompiles.describe(inputs)}. {f'Changed: {reason}. ' if reason else ''}"
             "Warm up this shape too, or pad its inputs to one that is warm."
         )
 

@@ -31,7 +31,8 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._inductor.codecache import FxGraphCache, sha256_hash
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants, OutputCode
 
-from optimum_neuron_torch.emulator.compiler import metrics
+from optimum_neuron_torch.emulator.compiler import artifacts, metrics
+from optimum_neuron_torch.emulator.compiler.announcing import announce
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 from optimum_neuron_torch.emulator.compiler.session import Session
@@ -76,6 +77,7 @@ class StoredGraph(OutputCode):
             self.graph.program.revive()
         self.graph.record, self._is_live = record, True
         metrics.add(record)
+        announce(record)
         if record.lowering == "fallback":
             metrics.warn_fallback(record)
         if session is not None:
@@ -99,7 +101,7 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
     """In this scope AOTAutograd looks results up in our directory, and stores them there."""
     directory = graph_directory()
     settings = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
-    if directory is None:
+    if directory is None or artifacts.is_text_wanted():  # a stored graph has none
         settings["enable_autograd_cache"] = False
     with (
         torch._functorch.config.patch(settings),

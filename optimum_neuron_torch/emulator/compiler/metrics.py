@@ -46,7 +46,16 @@ class GraphRecord:
     One graph compiled, or revived from the cache, in this process. Times are microseconds.
 
     The native record ends with `torch_neuronx_compile_us`; `torch_neuronx_trace_us` (Dynamo and AOTAutograd),
-    `torch_neuronx_load_us` (reviving from the cache), `cached`, `executor` and `lowering` are the emulator's.
+    `torch_neuronx_load_us` (reviving from the cache) and what follows are the emulator's.
+
+    Args:
+        cached: it came from the persistent cache.
+        executor: what runs it.
+        lowering: how lowering to StableHLO ended: `checked`, `off`, `unavailable`, `fallback`.
+        bucket: what the graph serves, where the caller said so (option `bucket`).
+        inputs: the user's arguments that enter it, as `name dtype[sizes]`.
+        recompile_reason: why it was compiled although its function had a graph; empty for a first one.
+        cpu_inputs: CPU tensors that enter it with each call; on Trainium each is a copy.
     """
 
     graph_id: str = ""
@@ -63,6 +72,10 @@ class GraphRecord:
     cached: bool = False
     executor: str = ""
     lowering: str = ""
+    bucket: str = ""
+    inputs: str = ""
+    recompile_reason: str = ""
+    cpu_inputs: int = 0
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -125,6 +138,8 @@ def add(record: GraphRecord) -> None:
     counters["neuron"]["cached_graphs" if record.cached else "compiled_graphs"] += 1
     if record.has_collectives:
         counters["neuron"]["graphs_with_collectives"] += 1
+    if record.recompile_reason and not record.graph_name.rpartition("_")[0].endswith("_backward"):
+        counters["neuron"]["recompilations"] += 1
 
 
 def warn_fallback(record: GraphRecord) -> None:

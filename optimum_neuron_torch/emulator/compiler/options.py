@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimum_neuron_torch.emulator.compiler.errors import UnknownOptionError
+from optimum_neuron_torch.emulator.compiler.errors import DynamicShapesError, UnknownOptionError
 
 
 EXECUTORS = ("inductor", "aten", "xla")
@@ -19,8 +20,19 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "fallback_execution": bool,
     "executor": str,
     "lowering": str,
+    "bucket": str,
 }
 OPTION_KEYS = tuple(_KINDS)
+# Where defaults come from.
+_VARIABLES = {
+    "executor": "NEURON_EMULATOR_EXECUTOR",
+    "lowering": "NEURON_EMULATOR_LOWERING",
+    "fallback_execution": "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION",
+}
+DYNAMIC_REFUSED = (
+    "torch.compile(dynamic=True) is not possible on neuron: a graph there has static shapes. Use dynamic=False (one "
+    "graph per shape), and pad inputs to few shapes, as optimum_neuron_torch.prepare() does."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +45,49 @@ class CompileOptions:
         fallback_execution: run a graph that does not lower eagerly on the device instead of raising.
         executor: what runs the graph: `inductor`, `aten` or `xla`.
         lowering: `check` lowers every graph to StableHLO before its first result; `off` does not.
+        bucket: what the graph serves, for the log and the records, e.g. "decode, batch 1, cache 256".
     """
 
     model_name: str | None = None
     fallback_execution: bool = False
     executor: str = "inductor"
     lowering: str = "check"
+    bucket: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> CompileOptions:
         """Read user options over the environment's defaults; raise `UnknownOptionError` for what is not known."""
-        if mode not in (None, "default"):
-            warnings.warn(
-                f"torch.compile(mode={mode!r}) has no effect on neuron: the mode is 'default'.", stacklevel=2
+        _warn_mode(mode)
+        if options is not None and not isinstance(options, Mapping):
+            raise UnknownOptionError(
+                f"torch.compile(backend='neuron') takes a dict of options, got {options!r}; the keys it knows are "
+                f"{', '.join(OPTION_KEYS)}."
             )
-        chosen = {**_environment_defaults(), **(options or {})}
-        for key, value in chosen.items():
+        for key, value in (options or {}).items():
             _check(key, value)
-        return cls(**chosen)
+        for key, value in (defaults := _environment_defaults()).items():
+            _check(key, value, origin=_VARIABLES[key])
+        return cls(**{**defaults, **(options or {})})
+
+
+def check_arguments(*, dynamic: bool | None, mode: str | None, options: Mapping[str, Any] | None) -> None:
+    """Raise for what `torch.compile(backend="neuron")` cannot take, when it is called and not at the first graph.
+
+    Raises:
+        DynamicShapesError: `dynamic=True`.
+        UnknownOptionError: an option that is not known, or a value it cannot have.
+    """
+    if dynamic:
+        raise DynamicShapesError(DYNAMIC_REFUSED)
+    if isinstance(options, Mapping):  # torch.compile takes this key out before a backend sees the options
+        options = {key: value for key, value in options.items() if key != "guard_filter_fn"}
+    CompileOptions.parse(options, mode)
+
+
+@functools.cache
+def _warn_mode(mode: str | None) -> None:
+    if mode not in (None, "default"):
+        warnings.warn(f"torch.compile(mode={mode!r}) has no effect on neuron: the mode is 'default'.", stacklevel=4)
 
 
 def _environment_defaults() -> dict[str, Any]:
@@ -65,17 +102,11 @@ def _environment_defaults() -> dict[str, Any]:
     return defaults
 
 
-def _check(key: str, value: Any) -> None:
+def _check(key: str, value: Any, origin: str = "torch.compile(backend='neuron')") -> None:
     if key not in _KINDS:
-        raise UnknownOptionError(
-            f"torch.compile(backend='neuron') has no option {key!r}; it knows {', '.join(OPTION_KEYS)}."
-        )
+        raise UnknownOptionError(f"{origin} has no option {key!r}; it knows {', '.join(OPTION_KEYS)}.")
     if not isinstance(value, _KINDS[key]) and not (key == "model_name" and value is None):
-        raise UnknownOptionError(
-            f"torch.compile(backend='neuron') expects a {_KINDS[key].__name__} for {key!r}, got {value!r}."
-        )
+        raise UnknownOptionError(f"{origin} expects a {_KINDS[key].__name__} for {key!r}, got {value!r}.")
     allowed = {"executor": EXECUTORS, "lowering": LOWERINGS}.get(key)
     if allowed and value not in allowed:
-        raise UnknownOptionError(
-            f"torch.compile(backend='neuron') has no {key} {value!r}; it knows {', '.join(allowed)}."
-        )
+        raise UnknownOptionError(f"{origin} has no {key} {value!r}; it knows {', '.join(allowed)}.")

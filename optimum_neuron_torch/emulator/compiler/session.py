@@ -22,17 +22,27 @@ class Session:
     Args:
         options: the user's options.
         number: how many graphs this process had given to the backend before.
+        inputs: the user's arguments, described.
+        recompile_reason: why there is a compilation although the function had a graph; empty for a first one.
     """
 
     options: CompileOptions
     number: int = 0
+    inputs: str = ""
+    recompile_reason: str = ""
     _mark_ns: int = field(default_factory=time.time_ns)
 
     @classmethod
-    def start(cls, options: CompileOptions) -> Session:
+    def start(cls, options: CompileOptions, *, inputs: str = "", recompile_reason: str = "") -> Session:
         """Begin a session; its clock starts where Dynamo began to trace."""
         global _started
-        session = cls(options=options, number=_started, _mark_ns=_dynamo_start_ns() or time.time_ns())
+        session = cls(
+            options=options,
+            number=_started,
+            inputs=inputs,
+            recompile_reason=recompile_reason,
+            _mark_ns=_dynamo_start_ns() or time.time_ns(),
+        )
         _started += 1
         return session
 
@@ -57,7 +67,9 @@ class Session:
         self._mark_ns = time.time_ns()
 
     def name_graph(self, record: metrics.GraphRecord, kind: str) -> None:
-        """Fill the names of a record."""
+        """Fill in what a record takes from the call of the backend: names, inputs, why it came to be."""
+        record.bucket, record.inputs = self.options.bucket, self.inputs
+        record.recompile_reason = self.recompile_reason
         record.model_name = self.options.model_name or metrics.get_model_name()
         record.graph_name = metrics.next_graph_name(record.model_name, self.number, kind)
 

@@ -15,16 +15,13 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from optimum_neuron_torch.emulator.compiler.errors import DynamicShapesError
+from optimum_neuron_torch.emulator.compiler.options import DYNAMIC_REFUSED
 
 
 def refuse_dynamic() -> None:
     """Raise if the graph at hand was asked for with `dynamic=True`."""
     if not torch._dynamo.config.assume_static_by_default:
-        raise DynamicShapesError(
-            "torch.compile(dynamic=True) is not possible on neuron: a graph there has static shapes. Use "
-            "dynamic=False (one graph per shape), and pad inputs to few shapes, "
-            "as optimum_neuron_torch.prepare() does."
-        )
+        raise DynamicShapesError(DYNAMIC_REFUSED)
 
 
 def specialise(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ def install() -> None:
         return
     _started = True
 
+    _register_log_names()
     decision = presence.decide()
     if not decision.stands_in:
         logger.info("The emulated neuron device stays out: %s.", decision.reason)
@@ -79,6 +80,13 @@ def _add_facade() -> None:
     from ..facade import install as install_facade
 
     install_facade()
+
+
+def _register_log_names() -> None:
+    """Even where the device stays out: a name in TORCH_LOGS that nobody knows is an error of `import torch`."""
+    from .. import logs
+
+    logs.register()
 
 
 def _install_wiring() -> None:

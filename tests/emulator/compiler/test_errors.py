@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch_neuronx
 from torch._dynamo.exc import BackendCompilerFailed
 
 from optimum_neuron_torch.emulator import device
@@ -69,22 +70,44 @@ def test_without_torch_mlir_the_record_says_so(monkeypatch, records):
     ],
 )
 def test_unknown_options_name_the_known_ones(options, words):
-    with pytest.raises(BackendCompilerFailed, match=words) as caught:
-        torch.compile(lambda x: x + 1, backend="neuron", options=options)(torch.ones(2, device="neuron"))
-    assert isinstance(caught.value.inner_exception, UnknownOptionError)
+    for backend in ("neuron", torch_neuronx.neuron_dynamo_backend.neuron_backend):
+        with pytest.raises(UnknownOptionError, match=words):  # at the call, not at the first graph
+            torch.compile(lambda x: x + 1, backend=backend, options=options)
+    with pytest.raises(UnknownOptionError, match=words):
+        torch.compile(backend="neuron", options=options)
 
 
-def test_other_modes_warn(monkeypatch):
+@pytest.mark.parametrize("variable", ["NEURON_EMULATOR_EXECUTOR", "NEURON_EMULATOR_LOWERING"])
+def test_a_wrong_default_names_its_variable(variable, monkeypatch):
+    monkeypatch.setenv(variable, "gpu")
+    with pytest.raises(UnknownOptionError, match=f"{variable} has no .* 'gpu'; it knows"):
+        torch.compile(lambda x: x + 1, backend="neuron")
+
+
+def test_a_guard_filter_is_dynamos_option_and_stays_one():
+    seen = []
+    options = {"executor": "aten", "guard_filter_fn": lambda guards: seen.append(len(guards)) or [True] * len(guards)}
+    torch.compile(lambda x: x + 1, backend="neuron", options=options)(torch.ones(2, device="neuron"))
+    assert seen
+
+
+def test_other_modes_warn_once(monkeypatch):
     monkeypatch.setenv("NEURON_EMULATOR_EXECUTOR", "aten")
-    with pytest.warns(UserWarning, match="max-autotune"):
-        torch.compile(lambda x: x + 1, backend="neuron", mode="max-autotune-no-cudagraphs")(
-            torch.ones(2, device="neuron")
-        )
+    with pytest.warns(UserWarning, match="max-autotune") as caught:
+        compiled = torch.compile(lambda x: x + 1, backend="neuron", mode="max-autotune-no-cudagraphs")
+        compiled(torch.ones(2, device="neuron"))
+        compiled(torch.ones(3, device="neuron"))
+    assert len([warning for warning in caught if "max-autotune" in str(warning.message)]) == 1
 
 
-def test_dynamic_shapes_are_refused():
+def test_dynamic_shapes_are_refused_at_the_call():
+    with pytest.raises(DynamicShapesError, match="static shapes"):
+        torch.compile(lambda x: x + 1, backend="neuron", dynamic=True)
+
+
+def test_dynamic_shapes_are_refused_at_the_first_graph_where_no_backend_is_named():
     with pytest.raises(BackendCompilerFailed, match="static shapes") as caught:
-        torch.compile(lambda x: x + 1, backend="neuron", dynamic=True)(torch.ones(5, device="neuron"))
+        torch.compile(lambda x: x + 1, dynamic=True)(torch.ones(5, device="neuron"))
     assert isinstance(caught.value.inner_exception, DynamicShapesError)
 
 
