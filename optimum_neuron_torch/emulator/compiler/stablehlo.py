@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from optimum_neuron_torch.emulator.compiler.composites import put_calls_back
 from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
+from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, take_out_custom_calls
 from optimum_neuron_torch.emulator.compiler.passes.mutations import functionalize_input_writes
 from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
-from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
+from optimum_neuron_torch.emulator.compiler.tracing import trace_body, trace_on_host
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
     Raises:
         LoweringError: an operator has no lowering; it names the operator, its operands and the user's line.
     """
-    host = trace_on_host(gm, inputs, lowering_decompositions(), kind=kind)
+    host = trace_on_host(gm, inputs, lowering_decompositions(), kind=kind, open_custom_ops=False)
     written = functionalize_input_writes(host.module)
     arguments = _drop_scalar_inputs(host)
     results = _drop_non_tensor_results(host.module)
@@ -112,20 +114,45 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
 
 
 def _import(gm: fx.GraphModule) -> str:
+    calls = take_out_custom_calls(gm)
+    context = _new_context()
+    module = _import_graph(gm, context)
+    if calls:
+        bodies = [_import_graph(_trace_body(call), context) for call in calls]
+        put_calls_back(module, calls, bodies)
+    return str(module)
+
+
+def _trace_body(call: CustomCall) -> fx.GraphModule:
+    body = trace_body(call.body, [operand.meta["val"] for operand in call.operands], lowering_decompositions())
+    for node in body.graph.nodes:
+        node.stack_trace = node.stack_trace or call.stack_trace
+    return body
+
+
+def _import_graph(gm: fx.GraphModule, context: Any) -> Any:
     try:
-        return _run_torch_mlir(gm)
+        return _run_torch_mlir(gm, context)
     except _TorchMlirError as error:
         raise _lowering_error(gm, str(error)) from error
 
 
-def _run_torch_mlir(gm: fx.GraphModule) -> str:
-    from torch_mlir import fx as torch_mlir_fx
+def _new_context() -> Any:
     from torch_mlir import ir
+    from torch_mlir._mlir_libs import _stablehlo as stablehlo_dialect
     from torch_mlir.dialects import torch as torch_dialect
-    from torch_mlir.extras.fx_importer import FxImporter
 
     context = ir.Context()
     torch_dialect.register_dialect(context)
+    stablehlo_dialect.register_dialect(context)
+    return context
+
+
+def _run_torch_mlir(gm: fx.GraphModule, context: Any) -> Any:
+    from torch_mlir import fx as torch_mlir_fx
+    from torch_mlir import ir
+    from torch_mlir.extras.fx_importer import FxImporter
+
     diagnostics: list[str] = []
 
     def record(diagnostic: ir.Diagnostic) -> bool:
@@ -134,9 +161,7 @@ def _run_torch_mlir(gm: fx.GraphModule) -> str:
 
     handler = context.attach_diagnostic_handler(record)
     try:
-        return str(
-            torch_mlir_fx.stateless_fx_import(gm, output_type="stablehlo", fx_importer=FxImporter(context=context))
-        )
+        return torch_mlir_fx.stateless_fx_import(gm, output_type="stablehlo", fx_importer=FxImporter(context=context))
     except Exception as error:
         raise _TorchMlirError(diagnostics[0] if diagnostics else _first_line(str(error))) from error
     finally:
@@ -173,7 +198,7 @@ def _failing_node(gm: fx.GraphModule) -> fx.Node | None:
             continue
         tried.add(signature)
         try:
-            _run_torch_mlir(_alone(node))
+            _run_torch_mlir(_alone(node), _new_context())
         except _TorchMlirError:
             return node
     return None

@@ -33,20 +33,25 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 
 def trace_on_host(
-    gm: fx.GraphModule, inputs: Sequence[Any], decompositions: Decompositions | None = None, *, kind: Kind
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    decompositions: Decompositions | None = None,
+    *,
+    kind: Kind,
+    open_custom_ops: bool = True,
 ) -> HostGraph:
     """
     Trace `gm`, AOTAutograd's graph of `inputs` (fake tensors of any device), as a host graph.
 
     The result returns the same shapes, dtypes and, where they are dense, strides as `gm`; its placeholders are those
-    of `gm`, then one per constant.
+    of `gm`, then one per constant. With `open_custom_ops` custom operators whose body is known are traced through.
     """
     fake_mode = _fake_mode(inputs)
     lifted, constants = lift_constants(gm)
     host_inputs = [_on_host(value, fake_mode) for value in (*inputs, *constants)]
     table = {**host_decompositions(), **(decompositions or {})}
     # The interpreter, not the module, is traced: it maps devices and opens custom operators on the way.
-    interpreter = _HostInterpreter(lifted, table)
+    interpreter = _HostInterpreter(lifted, table, open_custom_ops)
     with _neutral_tracing_state(), fake_mode:
         traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=table)(*host_inputs)
     match_outputs(traced, like=gm)
@@ -56,18 +61,27 @@ def trace_on_host(
 class _HostInterpreter(fx.Interpreter):
     """Runs the nodes of a device graph with every device argument replaced by the host."""
 
-    def __init__(self, module: fx.GraphModule, decompositions: Decompositions) -> None:
+    def __init__(self, module: fx.GraphModule, decompositions: Decompositions, open_custom_ops: bool) -> None:
         super().__init__(module)
         self._decompositions = decompositions
+        self._opens = open_custom_ops
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = to_host_devices(args), to_host_devices(kwargs)
-        if target not in self._decompositions and (body := python_body(target)):
+        if self._opens and target not in self._decompositions and (body := python_body(target)):
             return body(*args, **kwargs)
         # Host kernels and decompositions may lay results out differently: a view of them may need a copy.
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
         return super().call_function(target, args, kwargs)
+
+
+def trace_body(body: Callable[..., Any], operands: Sequence[torch.Tensor], table: Decompositions) -> fx.GraphModule:
+    """Trace the body of a custom operator, plain PyTorch on the host, for its `operands` (fake tensors)."""
+    # Attention in the body chooses the CPU's kernel, which the table takes apart.
+    table = {**host_decompositions(), **table}
+    with _neutral_tracing_state(), _fake_mode(operands):
+        return make_fx(body, decomposition_table=table)(*operands)
 
 
 def _on_host(value: Any, fake_mode: FakeTensorMode) -> Any:

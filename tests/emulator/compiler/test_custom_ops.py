@@ -1,10 +1,15 @@
-"""Custom operators with a Python body are opened for the executors and for the lowering."""
+"""Custom operators with a Python body: opened for the executors, one operation of the lowered module."""
+
+import copy
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from optimum_neuron_torch.emulator.compiler import stablehlo
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
+from optimum_neuron_torch.nki.ops import attention as nki_attention
 
 
 @torch.library.custom_op("neuron_compiler_tests::attention", mutates_args=())
@@ -59,3 +64,107 @@ def test_operators_that_look_at_values_stay_closed(records):
 
 def test_aten_operators_have_no_python_body():
     assert python_body(torch.ops.aten.add.Tensor) is None
+
+
+@torch.library.custom_op("neuron_compiler_tests::two_results", mutates_args=())
+def two_results(xs: list[torch.Tensor], power: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return sum(xs) ** power, xs[0] * 2
+
+
+@two_results.register_fake
+def _(xs, power, name):
+    return torch.empty_like(xs[0]), torch.empty_like(xs[0])
+
+
+@torch.library.custom_op("neuron_compiler_tests::without_fake", mutates_args=())
+def without_fake(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The text of each module that is lowered."""
+    texts = []
+    lower = stablehlo.lower
+
+    def recording(*args, **kwargs):
+        lowered = lower(*args, **kwargs)
+        texts.append(lowered.module)
+        return lowered
+
+    monkeypatch.setattr(stablehlo, "lower", recording)
+    return texts
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_heads, self.output = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x, mask):
+        heads = self.to_heads(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        attended = nki_attention(heads, heads.exp(), heads, mask, None, 0.3, None)
+        return x + self.output(attended.transpose(1, 2).flatten(2))
+
+
+class _Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([_Layer(), _Layer(), _Layer()])
+
+    def forward(self, x, mask):
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def test_each_call_is_one_operation_and_the_oracle_computes_its_body(modules):
+    """Three layers, forward and backward: three calls of one body in each graph, equal to plain PyTorch."""
+    host = _Layers()
+    device = copy.deepcopy(host).to("neuron")
+    x, mask = torch.randn(2, 5, 16), torch.rand(2, 1, 5, 5) > 0.3
+    compiled = torch.compile(device, backend="neuron", dynamic=False, fullgraph=True, options={"executor": "xla"})
+    expected, result = host(x, mask), compiled(x.to("neuron"), mask.to("neuron"))
+    torch.testing.assert_close(result.cpu(), expected, atol=1e-5, rtol=1e-4)
+    expected.square().mean().backward()
+    result.square().mean().backward()
+    for mine, theirs in zip(device.parameters(), host.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, atol=1e-5, rtol=1e-4)
+    forward, backward = modules
+    for text, name, operands in (
+        (forward, "attention", ["query", "key", "value", "mask"]),
+        (backward, "attention_backward", ["grad", "query", "key", "value", "mask"]),
+    ):
+        main = text[: text.index("func.func private")]
+        assert len(re.findall(rf'stablehlo.composite "optimum_neuron_torch\.{name}"', main)) == 3
+        assert len(re.findall("func.func private", text)) == 1
+        assert main.count("scale = 3.000000e-01") == 3
+        assert main.count(f"operands = [{', '.join(f'{chr(34)}{operand}{chr(34)}' for operand in operands)}]") == 3
+
+
+@pytest.mark.parametrize("executor", ["aten", "xla"])
+def test_lists_numbers_and_several_results(executor, modules):
+    def function(x, y):
+        powers, doubled = two_results([x, y, x], 3, "cube")
+        again, _ = two_results([doubled, powers], 2, "square")
+        return powers - doubled.sin(), again
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = torch.compile(function, backend="neuron", dynamic=False, fullgraph=True, options={"executor": executor})
+    torch.testing.assert_close([r.cpu() for r in compiled(x.to("neuron"), y.to("neuron"))], list(function(x, y)))
+    assert modules[0].count('stablehlo.composite "neuron_compiler_tests.two_results"') == 2
+    assert 'name = "cube"' in modules[0]
+    assert "power = 3 : i64" in modules[0]
+
+
+def test_an_operator_without_a_fake_kernel_is_named_with_the_way_out():
+    compiled = torch.compile(lambda x: without_fake(x) + 1, backend="neuron", dynamic=False, fullgraph=True)
+    with pytest.raises(Exception, match="neuron_compiler_tests.without_fake.*register_fake"):
+        compiled(torch.ones(3, device="neuron"))
+
+
+def test_a_body_that_does_not_lower_is_refused_with_the_callers_line():
+    with pytest.raises(Exception, match="looks_at_values.*does not lower.*\n.*test_custom_ops.py"):
+        torch.compile(lambda x: looks_at_values(x) + 1, backend="neuron", dynamic=False)(
+            torch.ones(3, device="neuron")
+        )

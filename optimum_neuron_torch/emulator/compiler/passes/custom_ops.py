@@ -1,15 +1,18 @@
-"""Open custom operators that were defined in Python.
+"""Custom operators that were defined in Python: opened for Inductor, one operation in StableHLO.
 
 An operator made by `torch.library.custom_op` stays one node through Dynamo and AOTAutograd. Its body is plain
-PyTorch, so tracing it in place of the node gives Inductor and the lowering ATen to work with. Any distribution's
-operators are found alike.
+PyTorch, so tracing it in place of the node gives Inductor ATen to work with. For the lowering the node is taken out of
+the graph and put back into the lowered module, as one operation with the body beside it (`composites.py`): what a
+kernel does on Trainium is one call there too. Any distribution's operators are found alike.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,103 @@ def _run_body(body: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) 
         if not isinstance(error, _VALUES_WANTED) and not any(text in str(error) for text in _VALUES_WANTED_TEXTS):
             raise
         return target(*args, **kwargs)  # the operator stays closed, and runs as it is
+
+
+@dataclass(frozen=True)
+class CustomCall:
+    """
+    A custom operator taken out of a graph.
+
+    Args:
+        target: the operator.
+        args, kwargs: its arguments, in which nodes stand for tensors.
+        operands: these nodes in order, one for each use; results of the graph's end now.
+        results: how many tensors it returns; inputs of the graph's end now.
+        stack_trace: where the user calls it.
+    """
+
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    operands: tuple[fx.Node, ...]
+    results: int
+    stack_trace: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`namespace.name`, and the overload where it has a name."""
+        schema = self.target._schema
+        return ".".join(filter(None, [*schema.name.split("::"), schema.overload_name]))
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The arguments that are no tensors, by name, and `operands`: the name of each operand's argument."""
+        names = [argument.name for argument in self.target._schema.arguments]
+        bound = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+        numbers = {name: value for name, value in bound.items() if value is not None and not _nodes_of(value)}
+        return {**numbers, "operands": [name for name, value in bound.items() for _ in _nodes_of(value)]}
+
+    def body(self, *tensors: torch.Tensor) -> Any:
+        """Compute the operator's results, a tuple of tensors, from its operands."""
+        remaining = iter(tensors)
+        args, kwargs = fx.node.map_arg((self.args, self.kwargs), lambda _: next(remaining))
+        results = python_body(self.target)(*args, **kwargs)  # type: ignore[misc]
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def take_out_custom_calls(gm: fx.GraphModule) -> list[CustomCall]:
+    """Cut `gm` at its custom operators, in place: what they return becomes inputs, what they take results."""
+    return [
+        _take_out(gm, node)
+        for node in list(gm.graph.nodes)
+        if node.op == "call_function" and is_one_call(node.target) and _returns_tensors(node)
+    ]
+
+
+def _take_out(gm: fx.GraphModule, node: fx.Node) -> CustomCall:
+    graph, output = gm.graph, gm.graph.output_node()
+    value = node.meta["val"]
+    inputs = [_add_input(graph, one) for one in ((value,) if isinstance(value, torch.Tensor) else value)]
+    operands = tuple(_nodes_of((node.args, node.kwargs)))
+    call = CustomCall(node.target, node.args, node.kwargs, operands, len(inputs), node.stack_trace)  # type: ignore[arg-type]
+    if isinstance(value, torch.Tensor):
+        node.replace_all_uses_with(inputs[0])
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(inputs[user.args[1]])  # type: ignore[index]
+            graph.erase_node(user)
+    output.args = ((*output.args[0], *operands),)  # type: ignore[misc]
+    graph.erase_node(node)
+    gm.recompile()
+    return call
+
+
+def _add_input(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
+    with graph.inserting_after(last) if last else graph.inserting_before():
+        added = graph.placeholder("custom_result")
+    added.meta["val"] = value
+    return added
+
+
+def is_one_call(target: Any) -> bool:
+    """Whether the lowering keeps `target` as one operation."""
+    return python_body(target) is not None
+
+
+def _returns_tensors(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (tuple, list))
+        and all(isinstance(item, torch.Tensor) for item in value)
+        and all(user.target is operator.getitem for user in node.users)
+    )
+
+
+def _nodes_of(value: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return found
 
 
 def body_sources(gm: fx.GraphModule) -> list[str]:
