@@ -7,6 +7,7 @@ docstring says what happens where it is missing.
 import contextlib
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 
 
 DEVICE_TYPE = "neuron"
+# The backend's name for graphs is one for the whole process.
+_naming = threading.Lock()
 
 
 class NeuronNotAvailableError(RuntimeError):
@@ -187,6 +190,48 @@ def compile_options(model_name: str, options: dict[str, Any] | None) -> dict[str
     if not is_emulated():
         chosen = {key: value for key, value in chosen.items() if key not in EMULATOR_OPTIONS}
     return chosen
+
+
+def compiler_version(options: dict[str, Any] | None = None) -> str | None:
+    """What the compile backend's results depend on beside the traced program: its own version, with `options` filled
+    from its defaults. None where it does not say; then no compiled function is stored, since a stored one could not
+    be told from another version's (a native backend keeps a cache of its own).
+    """
+    function = getattr(_package(".neuron_dynamo_backend"), "compiler_version", None)
+    return None if function is None else str(function(options))
+
+
+def graph_directory() -> Path | None:
+    """Where the compile backend keeps what it compiles for this machine, a directory that only the user can write to.
+    None where it has none, or does not say.
+    """
+    function = getattr(_package(".neuron_dynamo_backend"), "graph_directory", None)
+    return None if function is None else function()
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether the compile backend itself raised `error`, to be passed on; False where it has no errors of its own."""
+    kind = getattr(_package(".neuron_dynamo_backend"), "NEFFCompilationError", None)
+    return kind is not None and isinstance(error, kind)
+
+
+@contextlib.contextmanager
+def model_named(name: str) -> Iterator[None]:
+    """Within the block, graphs that come from no `torch.compile` call (stored functions) are recorded under `name`.
+    Without such a switch they have the backend's default name.
+    """
+    set_name = getattr(_package(".neuron_dynamo_backend"), "set_model_name", None)
+    get_name = getattr(_package(".neuron_dynamo_backend"), "get_model_name", None)
+    if set_name is None or get_name is None:
+        yield
+        return
+    with _naming:
+        previous = get_name()
+        set_name(name)
+        try:
+            yield
+        finally:
+            set_name(previous)
 
 
 def cache_dir() -> Path:

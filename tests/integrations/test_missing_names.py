@@ -24,11 +24,16 @@ EMULATOR_ONLY = [
     ("torch_neuronx", "strict"),
     ("torch_neuronx", "is_emulated"),
     ("torch_neuronx.metrics", "mark_warm"),
+    ("torch_neuronx.neuron_dynamo_backend", "compiler_version"),
+    ("torch_neuronx.neuron_dynamo_backend", "graph_directory"),
 ]
 # Documented, or seen in users' code, but of the same origin.
 TRACKING = [
     ("torch_neuronx", "get_fallback_ops"),
     ("torch_neuronx.neuron_dynamo_backend", "get_dynamo_metrics"),
+    ("torch_neuronx.neuron_dynamo_backend", "set_model_name"),
+    ("torch_neuronx.neuron_dynamo_backend", "get_model_name"),
+    ("torch_neuronx.neuron_dynamo_backend", "NEFFCompilationError"),
 ]
 
 

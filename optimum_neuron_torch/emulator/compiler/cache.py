@@ -31,11 +31,14 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._inductor.codecache import FxGraphCache, sha256_hash
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants, OutputCode
 
+from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler import artifacts, metrics
 from optimum_neuron_torch.emulator.compiler.announcing import announce
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
+from optimum_neuron_torch.emulator.compiler.errors import RecompileError
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 from optimum_neuron_torch.emulator.compiler.session import Session
+from optimum_neuron_torch.emulator.device import extension
 
 
 VARIABLE = "OPTIMUM_NEURON_CACHE"
@@ -67,12 +70,16 @@ class StoredGraph(OutputCode):
         if self._is_live:
             return
         session = Session.current()
-        record = replace(self.graph.record, cached=True, timestamp=time.time())
+        if session is None:
+            _refuse_after_warm_up(self.graph.record)
+        record = replace(self.graph.record, cached=True, timestamp=time.time(), recompile_reason="")
         for phase in ("trace", "fx_passes", "lower", "compile", "load"):
             setattr(record, f"torch_neuronx_{phase}_us", 0)
         if session is not None:
             record.torch_neuronx_trace_us = session.trace_us()
             session.name_graph(record, self.graph.kind)
+        else:  # a stored function, which no call of the backend made
+            Session.name_loaded(record, self.graph.kind)
         with record.timed("load"), kernel_directory():
             self.graph.program.revive()
         self.graph.record, self._is_live = record, True
@@ -85,6 +92,15 @@ class StoredGraph(OutputCode):
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """There is no Triton here."""
+
+
+def _refuse_after_warm_up(record: metrics.GraphRecord) -> None:
+    """A stored function is loaded without a call of the backend, which refuses new graphs itself."""
+    if "recompile" in device.strict_kinds() and extension.load().is_warm():
+        raise RecompileError(
+            f"A new graph after warm-up, under strict 'recompile': {record.graph_name or record.graph_id[:12]}, "
+            "loaded from the cache. Warm up this shape too, or pad its inputs to one that is warm."
+        )
 
 
 def cacheable(compile_graph: Callable[..., CompiledGraph]) -> Callable[..., Any]:
@@ -189,12 +205,18 @@ def _machine_key() -> str:
 
 def _key_tag(gm: fx.GraphModule, options: CompileOptions) -> str:
     """What AOTAutograd's own key does not know: backend, executor, our passes, threads, custom operators' bodies."""
-    from optimum_neuron_torch.emulator.compiler import stablehlo
     from optimum_neuron_torch.emulator.compiler.passes.custom_ops import body_sources
 
-    lowering = f"{options.lowering}-{stablehlo.version()}-{options.fallback_execution}"
     bodies = hashlib.sha256("".join(body_sources(gm)).encode()).hexdigest()[:12]
-    return f"neuron-{options.executor}-{lowering}-{_own_version()}-{torch.get_num_threads()}-{bodies}"
+    return f"{compiler_version(options)}-{torch.get_num_threads()}-{bodies}"
+
+
+def compiler_version(options: CompileOptions) -> str:
+    """The compiler as far as its results depend on it: backend, executor, lowering and passes."""
+    from optimum_neuron_torch.emulator.compiler import stablehlo
+
+    lowering = f"{options.lowering}-{stablehlo.version()}-{options.fallback_execution}"
+    return f"neuron-{options.executor}-{lowering}-{_own_version()}"
 
 
 @functools.cache

@@ -73,6 +73,14 @@ class Session:
         record.model_name = self.options.model_name or metrics.get_model_name()
         record.graph_name = metrics.next_graph_name(record.model_name, self.number, kind)
 
+    @staticmethod
+    def name_loaded(record: metrics.GraphRecord, kind: str) -> None:
+        """Fill the names of a record that belongs to no session: what was loaded without the backend being called."""
+        global _started
+        record.model_name = metrics.get_model_name()
+        record.graph_name = metrics.next_graph_name(record.model_name, _started, kind)
+        _started += 1
+
 
 def _dynamo_start_ns() -> int | None:
     """When Dynamo began with the frame being compiled; None where it does not say."""

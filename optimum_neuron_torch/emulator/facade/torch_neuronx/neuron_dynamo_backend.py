@@ -1,6 +1,7 @@
 """`torch_neuronx.neuron_dynamo_backend`: the compile backend's helpers, under TorchNeuron's names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
@@ -27,11 +28,13 @@ __all__ = [
     "LoweringError",
     "NEFFCompilationError",
     "NEFFExecutionError",
+    "compiler_version",
     "create_neuron_backend",
     "fx_to_mlir_string",
     "get_dynamo_metrics",
     "get_model_name",
     "get_rank",
+    "graph_directory",
     "load_mlir",
     "neuron_backend",  # noqa: F822 (resolved below, on first use)
     "reset_dynamo_metrics",
@@ -48,6 +51,24 @@ def create_neuron_backend() -> Callable[..., Any]:
     from optimum_neuron_torch.emulator.compiler import neuron
 
     return neuron
+
+
+def compiler_version(options: Mapping[str, Any] | None = None) -> str:
+    """What compiled graphs depend on beside the traced program: compiler, passes, and `options` over their defaults.
+
+    The emulator's own; no such function is known of the native package.
+    """
+    from optimum_neuron_torch.emulator.compiler.cache import compiler_version
+    from optimum_neuron_torch.emulator.compiler.options import CompileOptions
+
+    return compiler_version(CompileOptions.parse(options))
+
+
+def graph_directory() -> Path | None:
+    """Where compiled graphs for this machine are kept; None where they are not kept. The emulator's own."""
+    from optimum_neuron_torch.emulator.compiler.cache import graph_directory
+
+    return graph_directory()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,156 @@
+"""Stored functions on disk: one folder per key, in it one file per variant, whose name is the digest of its content.
+
+A variant is a function traced from other sources, or for arguments that the key does not tell apart. Files appear
+under their name only when they are whole. The directory is the backend's (`runtime.graph_directory()`): it belongs to
+the user, nobody else may write to it, and it is for one kind of machine.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from .. import runtime
+from .sources import are_unchanged
+
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "artifacts"
+LOCKS = "locks"
+FORMAT = 1
+# Variants kept per key; the oldest goes.
+MOST_VARIANTS = 4
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a stored function without running anything of it: its name, and the digests of the sources it
+    was traced from.
+    """
+
+    function: str
+    sources: dict[str, str]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A stored function: `payload` is code, and is run when it is loaded."""
+
+    path: Path
+    header: Header
+    payload: bytes
+
+
+class ArtifactStore:
+    """The stored functions for this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def open(cls) -> "ArtifactStore | None":
+        """The store; None where the backend names no directory that can be trusted."""
+        directory = runtime.graph_directory()
+        return None if directory is None else cls(directory)
+
+    def variants(self, key: str) -> Iterator[Artifact]:
+        """The whole, current variants of `key`, newest first. Damaged ones are removed, with a warning."""
+        with contextlib.suppress(FileNotFoundError):
+            paths = [path for path in self._folder(key).iterdir() if not path.name.startswith(".")]
+            for path in sorted(paths, key=_modified, reverse=True):
+                artifact = self._read(path)
+                if artifact is not None and artifact.header.format == FORMAT:
+                    if are_unchanged(artifact.header.sources):
+                        yield artifact
+                    else:
+                        logger.info("%s was traced from sources that have changed since", path)
+
+    def add(self, key: str, header: Header, payload: bytes) -> Path:
+        """Store a variant. Raises OSError where that fails."""
+        content = json.dumps(asdict(header), sort_keys=True).encode() + b"\n" + payload
+        folder = self._folder(key)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / hashlib.sha256(content).hexdigest()
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.getpid()}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._drop_old_variants(folder, keep=path)
+        return path
+
+    def touch(self, artifact: Artifact) -> None:
+        """Note that a variant was used: what was not used for long is evicted first."""
+        with contextlib.suppress(OSError):
+            os.utime(artifact.path)
+
+    def discard(self, artifact: Artifact, reason: Exception | str) -> None:
+        """Remove a variant that does not load, with a warning."""
+        self._remove(artifact.path, reason)
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Held while `key` is compiled, so that processes which want the same function compile it once.
+
+        The system releases it when its holder dies.
+        """
+        folder = self.directory / LOCKS
+        folder.mkdir(exist_ok=True, mode=0o700)
+        lock = FileLock(folder / f"{key}.lock", mode=0o600)
+        started = time.monotonic()
+        with lock.acquire(poll_interval=0.02):
+            if (waited := time.monotonic() - started) > 1:
+                logger.info("waited %.1f s for another process that compiled the same function", waited)
+            yield
+
+    def _folder(self, key: str) -> Path:
+        return self.directory / FOLDER / key
+
+    def _read(self, path: Path) -> Artifact | None:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # evicted, or replaced, meanwhile
+            return None
+        try:
+            if hashlib.sha256(content).hexdigest() != path.name:
+                raise ValueError("its content does not match its digest")
+            head, payload = content.split(b"\n", 1)
+            return Artifact(path, Header(**json.loads(head)), payload)
+        except (ValueError, TypeError) as error:
+            self._remove(path, error)
+            return None
+
+    def _remove(self, path: Path, reason: Exception | str) -> None:
+        warnings.warn(f"The stored graph {path} is compiled anew: {reason}", RuntimeWarning, stacklevel=2)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _drop_old_variants(self, folder: Path, keep: Path) -> None:
+        paths = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=_modified)
+        for path in paths[:-MOST_VARIANTS]:
+            if path != keep:
+                path.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,78 @@
+"""Keys of compiled functions: in this process, and on disk.
+
+The guards by which Dynamo recognises a call are dropped once a function has run, so the keys hold what they held. Keys
+on disk hold no weights, paths, hash seeds or process ids.
+"""
+
+import hashlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import runtime
+from .aot import function_modes
+from .modes import autocast_dtype
+from .sources import versions
+from .state import describe
+
+
+_NEURON, _HOST = torch.device(runtime.DEVICE_TYPE), torch.device("cpu")
+_dtype_of = operator.attrgetter("dtype")
+_requires_grad_of = operator.attrgetter("requires_grad")
+
+
+def signature(args: Sequence[Any]) -> tuple:
+    """What a graph holds of the tensors among `args`."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return (
+        tuple(map(torch.Tensor.size, tensors)),
+        tuple(map(torch.Tensor.stride, tensors)),
+        tuple(map(_dtype_of, tensors)),
+        tuple(map(_requires_grad_of, tensors)) if torch.is_grad_enabled() else None,
+        tensors[0].device if tensors else None,
+        len({id(tensor) for tensor in tensors}),
+    )
+
+
+def process_state() -> tuple:
+    """What a graph holds of the process it was traced in."""
+    return (
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        autocast_dtype(_NEURON),
+        autocast_dtype(_HOST),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        function_modes(),
+    )
+
+
+def artifact_key(
+    step: Callable, key: tuple, states: Sequence[str], args: Sequence[Any], options: dict[str, Any] | None
+) -> str | None:
+    """The name under which a compiled `step` is stored; None where the backend does not say which version it is."""
+    compiler = runtime.compiler_version(runtime.compile_options("", options))
+    if compiler is None:
+        return None
+    facts = (
+        f"{step.__module__}.{step.__qualname__}",
+        compiler,
+        versions(),
+        describe(key),
+        list(states),
+        [describe(arg) for arg in args],
+        describe(process_state()),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
+
+
+def why_not_storable(step: Callable, args: Sequence[Any]) -> str | None:
+    """Why another process could not load what is compiled for `args`; None where nothing speaks against it."""
+    modules = [module for arg in args if isinstance(arg, torch.nn.Module) for module in arg.modules()]
+    for kind in (step, *{type(module) for module in modules}):
+        if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+            return f"{kind.__module__}.{kind.__qualname__} cannot be imported by another process"
+    return None
