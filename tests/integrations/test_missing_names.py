@@ -96,7 +96,7 @@ def test_without_one_name(module, name):
         report = prepare_and_run()
     if name == "get_dynamo_metrics" and module.endswith("backend"):
         assert report.graphs == report.cached == 0
-    else:
+    elif name not in ("set_model_name", "get_model_name"):  # without which loaded functions are recorded unnamed
         assert report.graphs + report.cached >= 1
     if name == "get_counter_value":
         assert report.eager_signatures is None and report.copies is None
