@@ -22,6 +22,7 @@ from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, 
 from optimum_neuron_torch.emulator.compiler.executors.eager import EagerProgram
 from optimum_neuron_torch.emulator.compiler.graph import Kind, value_of
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
+from optimum_neuron_torch.emulator.compiler.passes.outputs import has_known_layout
 from optimum_neuron_torch.emulator.compiler.passes.randomness import DrawnGraph, make_draws_inputs
 from optimum_neuron_torch.emulator.compiler.session import Session
 from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specialise
@@ -164,7 +165,10 @@ def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
             for position, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.device.type == "cpu"
         ),
-        strides=tuple(tuple(value.stride()) if isinstance(value, torch.Tensor) else None for value in values),
+        strides=tuple(
+            tuple(value.stride()) if isinstance(value, torch.Tensor) and has_known_layout(value) else None
+            for value in values
+        ),
     )
 
 

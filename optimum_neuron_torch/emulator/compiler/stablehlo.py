@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from optimum_neuron_torch.emulator.compiler.composites import put_calls_back
 from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
@@ -114,6 +115,7 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
 
 
 def _import(gm: fx.GraphModule) -> str:
+    _refuse_unknown_numbers(gm)
     calls = take_out_custom_calls(gm)
     context = _new_context()
     module = _import_graph(gm, context)
@@ -135,6 +137,22 @@ def _import_graph(gm: fx.GraphModule, context: Any) -> Any:
         return _run_torch_mlir(gm, context)
     except _TorchMlirError as error:
         raise _lowering_error(gm, str(error)) from error
+
+
+def _refuse_unknown_numbers(gm: fx.GraphModule) -> None:
+    """torch-mlir makes programs with dynamic shapes of them, which neither XLA nor a static device can take."""
+    for node in gm.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("val")):
+            name, line = str(node.target), user_line(node)
+            raise LoweringError(
+                f"{name}({', '.join(operand_types(node))}) makes a number, or a shape, that depends on values: it is "
+                "known only when the graph runs, and a graph for Trainium is static.\n"
+                f"  from {line or 'an unknown line'}\n"
+                "Keep the number a tensor, pad to a size that is known, or compute it outside torch.compile.",
+                op=name,
+                inputs=operand_types(node),
+                source=line,
+            )
 
 
 def _new_context() -> Any:

@@ -24,6 +24,7 @@ from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
 from optimum_neuron_torch.emulator.compiler.passes.constants import lift_constants
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
 from optimum_neuron_torch.emulator.compiler.passes.devices import to_host_devices
+from optimum_neuron_torch.emulator.compiler.passes.known_scalars import fold_known_scalars
 from optimum_neuron_torch.emulator.compiler.passes.outputs import match_outputs
 
 
@@ -48,6 +49,7 @@ def trace_on_host(
     """
     fake_mode = _fake_mode(inputs)
     lifted, constants = lift_constants(gm)
+    fold_known_scalars(lifted, constants)
     host_inputs = [_on_host(value, fake_mode) for value in (*inputs, *constants)]
     table = {**host_decompositions(), **(decompositions or {})}
     # The interpreter, not the module, is traced: it maps devices and opens custom operators on the way.

@@ -34,12 +34,19 @@ def _match(graph: fx.Graph, node: Any, promised: Any) -> Any:
         return node
     if node.meta["val"].dtype != promised.dtype:
         node = _call(graph, torch.ops.aten._to_copy.default, node, dtype=promised.dtype)
+    if not has_known_layout(promised):
+        return node
     if node.meta["val"].stride() != promised.stride() and _is_dense(promised):
         order = sorted(range(promised.dim()), key=lambda axis: -promised.stride(axis))
         node = _call(graph, torch.ops.aten.permute.default, node, order)
         node = _call(graph, torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
         node = _call(graph, torch.ops.aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
     return node
+
+
+def has_known_layout(value: torch.Tensor) -> bool:
+    """Whether sizes and strides are numbers. AOTAutograd has symbols where only `known_scalars` knew the number."""
+    return not any(isinstance(number, torch.SymInt) for number in (*value.size(), *value.stride()))
 
 
 def _is_dense(value: torch.Tensor) -> bool:
