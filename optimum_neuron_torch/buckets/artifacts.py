@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 FOLDER = "artifacts"
 LOCKS = "locks"
 FORMAT = 1
+# After this a process that waits for another's function compiles it itself: the other one may be stopped.
+LONGEST_WAIT_S = 1800.0
 # Variants kept per key; the oldest goes.
 MOST_VARIANTS = 4
 
@@ -109,16 +111,23 @@ class ArtifactStore:
     def lock(self, key: str) -> Iterator[None]:
         """Held while `key` is compiled, so that processes which want the same function compile it once.
 
-        The system releases it when its holder dies.
+        The system releases it when its holder dies. Where there are no locks, or one is held for very long, each
+        process compiles for itself.
         """
         folder = self.directory / LOCKS
-        folder.mkdir(exist_ok=True, mode=0o700)
-        lock = FileLock(folder / f"{key}.lock", mode=0o600)
+        lock = FileLock(folder / f"{key}.lock", timeout=LONGEST_WAIT_S, mode=0o600)
         started = time.monotonic()
-        with lock.acquire(poll_interval=0.02):
-            if (waited := time.monotonic() - started) > 1:
-                logger.info("waited %.1f s for another process that compiled the same function", waited)
+        try:
+            folder.mkdir(exist_ok=True, mode=0o700)
+            lock.acquire(poll_interval=0.02)
+        except (OSError, NotImplementedError) as error:
+            logger.info("other processes may compile the same function at once: %s", error)
+        if (waited := time.monotonic() - started) > 1:
+            logger.info("waited %.1f s for another process that compiled the same function", waited)
+        try:
             yield
+        finally:
+            lock.release()
 
     def _folder(self, key: str) -> Path:
         return self.directory / FOLDER / key

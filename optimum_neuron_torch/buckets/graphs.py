@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Recompilations that Dynamo may make of one function that is not stored; what the plugin knows of is in its key.
 RECOMPILE_LIMIT = 8
+# torch.compile makes one function at a time, in whichever thread; so does compiling ahead.
+_making = threading.RLock()
 
 
 class Graphs:
@@ -45,6 +47,7 @@ class Graphs:
             )
         self.ledger, self.config = ledger, config
         self._compiled: dict[tuple, Callable] = {}
+        self._buckets: set[tuple] = set()
         self._states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
         self._lock = threading.RLock()
         self._has_said_why = False
@@ -57,7 +60,7 @@ class Graphs:
 
     def has(self, function: str, key: tuple) -> bool:
         """Whether this bucket was compiled already."""
-        return any(known[:2] == (function, key) for known in self._compiled)
+        return (function, key) in self._buckets
 
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         """Run `step(*args)` compiled for (function, key), the state of the modules among `args`, and the process's.
@@ -74,6 +77,7 @@ class Graphs:
                 with compiling(f"{self.ledger.name}, {function}"):
                     compiled, result = self._first_call(function, key, states, step, args)
                 self._compiled[known] = compiled
+                self._buckets.add((function, key))
                 return result
             return compiled(*args)
 
@@ -98,12 +102,13 @@ class Graphs:
             self._say_why(reason or "the compile backend keeps no directory of graphs")
             compiled = self._compile_at_first_call(step, options)
             return compiled, compiled(*args)
-        compiled = self._load(store, name, args)
-        if compiled is None:
-            with store.lock(name):
-                compiled = self._load(store, name, args)  # another process may have compiled it meanwhile
-                if compiled is None:
-                    compiled = self._compile_and_store(store, name, step, args, options)
+        with _making:
+            compiled = self._load(store, name, args)
+            if compiled is None:
+                with store.lock(name):
+                    compiled = self._load(store, name, args)  # another process may have compiled it meanwhile
+                    if compiled is None:
+                        compiled = self._compile_and_store(store, name, step, args, options)
         return compiled, compiled(*args)
 
     def _load(self, store: ArtifactStore, name: str, args: Sequence[Any]) -> Callable | None:

@@ -19,14 +19,14 @@ import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
+from filelock import FileLock
 from torch import fx
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._inductor.codecache import FxGraphCache, sha256_hash
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants, OutputCode
@@ -37,6 +37,7 @@ from optimum_neuron_torch.emulator.compiler.announcing import announce
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
 from optimum_neuron_torch.emulator.compiler.errors import RecompileError
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
+from optimum_neuron_torch.emulator.compiler.passes.custom_ops import body_digest, body_digests
 from optimum_neuron_torch.emulator.compiler.session import Session
 from optimum_neuron_torch.emulator.device import extension
 
@@ -44,13 +45,27 @@ from optimum_neuron_torch.emulator.device import extension
 VARIABLE = "OPTIMUM_NEURON_CACHE"
 DEFAULT_DIRECTORY = "~/.cache/optimum_neuron_torch"
 _INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+LOCKS = "locks"
+# After this a process that waits for another's graph compiles it itself: the other one may be stopped.
+LONGEST_WAIT_S = 1800.0
+# What is not Inductor's in the directory.
+_NOT_KERNELS = frozenset({"aotautograd", "artifacts", "programs", LOCKS})
+# Locks held by the backend call now running in this context, to be released at its end.
+_locks: ContextVar[contextlib.ExitStack | None] = ContextVar("neuron_cache_locks", default=None)
 
 
 @dataclass
 class StoredGraph(OutputCode):
-    """What AOTAutograd calls and stores: a compiled graph that pickles."""
+    """
+    What AOTAutograd calls and stores: a compiled graph that pickles.
+
+    Args:
+        graph: what it calls.
+        bodies: the custom operators of the graph, each with the digest of its source.
+    """
 
     graph: CompiledGraph
+    bodies: dict[str, str]
 
     def __post_init__(self) -> None:
         self._boxed_call = True
@@ -70,15 +85,16 @@ class StoredGraph(OutputCode):
         if self._is_live:
             return
         session = Session.current()
-        if session is None:
+        if session is None:  # a stored function: nothing asked the backend, which checks this itself
             _refuse_after_warm_up(self.graph.record)
+            _refuse_other_bodies(self.bodies)
         record = replace(self.graph.record, cached=True, timestamp=time.time(), recompile_reason="")
         for phase in ("trace", "fx_passes", "lower", "compile", "load"):
             setattr(record, f"torch_neuronx_{phase}_us", 0)
         if session is not None:
             record.torch_neuronx_trace_us = session.trace_us()
             session.name_graph(record, self.graph.kind)
-        else:  # a stored function, which no call of the backend made
+        else:
             Session.name_loaded(record, self.graph.kind)
         with record.timed("load"), kernel_directory():
             self.graph.program.revive()
@@ -103,18 +119,27 @@ def _refuse_after_warm_up(record: metrics.GraphRecord) -> None:
         )
 
 
+def _refuse_other_bodies(bodies: dict[str, str]) -> None:
+    for name, digest in bodies.items():
+        if body_digest(name) != digest:
+            raise RuntimeError(f"the source of the custom operator {name} has changed")
+
+
 def cacheable(compile_graph: Callable[..., CompiledGraph]) -> Callable[..., Any]:
     """Wrap a graph compiler in what AOTAutograd recognises as one whose results may be stored."""
 
     def compile_and_wrap(gm: fx.GraphModule, inputs: Sequence[Any]) -> StoredGraph:
-        return StoredGraph(compile_graph(gm, inputs))
+        return StoredGraph(compile_graph(gm, inputs), body_digests(gm))
 
     return SerializableAOTDispatchCompiler(OutputCode, compile_and_wrap)
 
 
 @contextlib.contextmanager
 def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
-    """In this scope AOTAutograd looks results up in our directory, and stores them there."""
+    """In this scope AOTAutograd looks results up in our directory, and stores them there.
+
+    A result that is not there yet is this process's to make: others that want it wait until the scope ends.
+    """
     directory = graph_directory()
     settings = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     if directory is None or artifacts.is_text_wanted():  # a stored graph has none
@@ -122,14 +147,17 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
     with (
         torch._functorch.config.patch(settings),
         torch.compiler.config.patch(cache_key_tag=_key_tag(gm, options)),
-        mock.patch.object(AOTAutogradCache, "iterate_over_candidates", classmethod(_verified_candidates)),
+        contextlib.ExitStack() as locks,
         kernel_directory(),
     ):
+        token = _locks.set(locks)
         try:
             yield
         except BaseException:
             _remove_temporary_files(directory)
             raise
+        finally:
+            _locks.reset(token)
 
 
 @contextlib.contextmanager
@@ -153,14 +181,14 @@ def kernel_directory() -> Iterator[None]:
 def holds_kernels() -> bool:
     """Whether Inductor keeps kernels for this machine, which may be damaged."""
     directory = graph_directory()
-    return directory is not None and any(entry.name != "aotautograd" for entry in directory.iterdir())
+    return directory is not None and any(entry.name not in _NOT_KERNELS for entry in directory.iterdir())
 
 
 def discard_kernels() -> None:
     """Forget all of Inductor's kernels for this machine: one of them does not load."""
     if directory := graph_directory():
         for entry in directory.iterdir():
-            if entry.name != "aotautograd":
+            if entry.name not in _NOT_KERNELS:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -205,9 +233,7 @@ def _machine_key() -> str:
 
 def _key_tag(gm: fx.GraphModule, options: CompileOptions) -> str:
     """What AOTAutograd's own key does not know: backend, executor, our passes, threads, custom operators' bodies."""
-    from optimum_neuron_torch.emulator.compiler.passes.custom_ops import body_sources
-
-    bodies = hashlib.sha256("".join(body_sources(gm)).encode()).hexdigest()[:12]
+    bodies = hashlib.sha256(repr(body_digests(gm)).encode()).hexdigest()[:12]
     return f"{compiler_version(options)}-{torch.get_num_threads()}-{bodies}"
 
 
@@ -228,27 +254,70 @@ def _own_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def _verified_candidates(
-    cls: type[AOTAutogradCache], local: bool, remote_cache: Any, key: str
-) -> Iterator[tuple[Any, bytes, bool]]:
-    """The stored results for `key` that match the digest in their name; others are removed, with a warning."""
-    folder = Path(cls._get_tmp_dir_for_key(key))
-    if not (local and folder.is_dir()):
-        return
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue  # another process is writing it
+def verified(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Wrap AOTAutograd's search for stored results: within `enabled`, only whole files of ours are read."""
+
+    @functools.wraps(original)
+    def iterate_over_candidates(local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
+        locks = _locks.get()
+        if locks is None:
+            yield from original(local, remote_cache, key)
+            return
+        directory = graph_directory()
+        if not local or directory is None:
+            return
+        folder, seen = directory / "aotautograd" / key, set[str]()
+        yield from _whole_results(folder, seen)
+        # None of them served. Whoever is first makes the result; for the others it is there when they get the lock.
+        locks.enter_context(lock(directory, key))
+        yield from _whole_results(folder, seen)
+
+    return iterate_over_candidates
+
+
+def _whole_results(folder: Path, seen: set[str]) -> Iterator[tuple[Any, bytes, bool]]:
+    """The stored results in `folder` not `seen` before that match the digest in their name; others are removed, with
+    a warning.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name.startswith(".") or path.name in seen:  # a dot: another process is writing it
+            continue
+        seen.add(path.name)
         try:
             content = path.read_bytes()
             if sha256_hash(content) != path.name:
                 raise ValueError("its content does not match its digest")
             entry = pickle.loads(content)
+        except FileNotFoundError:  # evicted meanwhile
+            continue
         except Exception as error:
             warnings.warn(f"The cached graph {path} is compiled anew: {error}.", RuntimeWarning, stacklevel=2)
             with contextlib.suppress(OSError):
                 path.unlink()
             continue
+        with contextlib.suppress(OSError):
+            os.utime(path)  # what was not used for long is evicted first
         yield entry, content, True
+
+
+@contextlib.contextmanager
+def lock(directory: Path, key: str) -> Iterator[None]:
+    """Held while `key` is compiled, so that processes which want the same graph compile it once.
+
+    The system releases it when its holder dies. Where there are no locks, or one is held for very long, each process
+    compiles for itself.
+    """
+    folder = directory / LOCKS
+    held = FileLock(folder / f"{key}.lock", timeout=LONGEST_WAIT_S, mode=0o600)
+    try:
+        folder.mkdir(exist_ok=True, mode=0o700)
+        held.acquire(poll_interval=0.02)
+    except (OSError, NotImplementedError) as error:
+        warnings.warn(f"Other processes may compile the same graph at once: {error}", RuntimeWarning, stacklevel=2)
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def _remove_temporary_files(directory: Path | None) -> None:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch._dynamo import guards
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
+from optimum_neuron_torch.emulator.compiler.cache import verified
 from optimum_neuron_torch.emulator.patches import Patch, PatchTable
 
 
@@ -45,6 +47,12 @@ _TABLE = PatchTable(
             "pickle_guards_state",
             _without_key_order,
             until="a key-order guard that can be stored for dictionaries whose owner is dropped",
+        ),
+        Patch(
+            AOTAutogradCache,
+            "iterate_over_candidates",
+            verified,
+            until="a digest with each stored result, and a lock while one is made",
         ),
     )
 )

@@ -9,6 +9,7 @@ kernel does on Trainium is one call there too. Any distribution's operators are 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import operator
 from collections.abc import Callable
@@ -143,14 +144,19 @@ def _nodes_of(value: Any) -> list[fx.Node]:
     return found
 
 
-def body_sources(gm: fx.GraphModule) -> list[str]:
-    """The source files of the custom operators' bodies in a graph: a stored graph is only good for these."""
-    files = set()
-    for module in gm.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            definition = (
-                OPDEFS.get(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else None
-            )
-            if definition is not None:
-                files.add(inspect.getsourcefile(inspect.unwrap(definition._init_fn)))
-    return [Path(file).read_text() for file in sorted(filter(None, files)) if Path(file).is_file()]
+def body_digests(gm: fx.GraphModule) -> dict[str, str]:
+    """The custom operators in a graph, each with the digest of its source: a stored graph is only good for these."""
+    names = {
+        node.target._schema.name
+        for module in gm.modules()
+        for node in (module.graph.nodes if isinstance(module, fx.GraphModule) else ())
+        if isinstance(node.target, torch._ops.OpOverload)
+    }
+    return {name: body_digest(name) for name in sorted(names) if name in OPDEFS}
+
+
+def body_digest(name: str) -> str:
+    """The digest of the source file that defines a custom operator; "" where there is none."""
+    definition = OPDEFS.get(name)
+    file = None if definition is None else inspect.getsourcefile(inspect.unwrap(definition._init_fn))
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file and Path(file).is_file() else ""

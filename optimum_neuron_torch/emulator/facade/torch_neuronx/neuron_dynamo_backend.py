@@ -65,10 +65,14 @@ def compiler_version(options: Mapping[str, Any] | None = None) -> str:
 
 
 def graph_directory() -> Path | None:
-    """Where compiled graphs for this machine are kept; None where they are not kept. The emulator's own."""
+    """Where compiled graphs for this machine are kept. The emulator's own.
+
+    None where they are not kept, or where their text is wanted, which what is kept does not have.
+    """
+    from optimum_neuron_torch.emulator.compiler.artifacts import is_text_wanted
     from optimum_neuron_torch.emulator.compiler.cache import graph_directory
 
-    return graph_directory()
+    return None if is_text_wanted() else graph_directory()
 
 
 def __getattr__(name: str) -> Any:
