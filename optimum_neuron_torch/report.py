@@ -103,7 +103,9 @@ class Report:
     `graphs` were compiled here, `cached` came from the persistent cache. `eager_signatures` and `copies` are the
     device's counters (None where it keeps none). `fallbacks` are the ops that ran, or on the device would run, on the
     CPU; `unknown_ops` those of which nothing public says where they run (None on a real device). `padded_share` is the
-    share of the positions run that were padding.
+    share of the positions run that were padding. `recompiles` are the graphs made although their function had one,
+    each with what had changed; `graph_breaks` the source lines at which code under `torch.compile` left its graphs;
+    `cpu_autocopies` the CPU tensors that entered compiled graphs.
     """
 
     name: str
@@ -121,6 +123,9 @@ class Report:
     unknown_ops: list[str] | None = None
     lowering: dict[str, int] = field(default_factory=dict)
     graph_names: list[str] = field(default_factory=list)
+    recompiles: list[dict[str, str]] = field(default_factory=list)
+    graph_breaks: list[dict[str, Any]] = field(default_factory=list)
+    cpu_autocopies: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that json can write."""
@@ -204,4 +209,11 @@ def _make_report(name: str, ledgers: list[Ledger], records: list[dict[str, Any]]
         times={key: sum(record.get(field) or 0 for record in records) / 1e6 for key, field in _TIMES.items()},
         lowering=dict(Counter(str(record.get("lowering", "unknown")) for record in records)),
         graph_names=[str(record.get("graph_name")) for record in records],
+        recompiles=[
+            {"graph": str(record.get("graph_name")), "reason": str(record["recompile_reason"])}
+            for record in records
+            if record.get("recompile_reason")
+        ],
+        graph_breaks=runtime.graph_breaks(),
+        cpu_autocopies=runtime.counter("cpu_autocopies"),
     )

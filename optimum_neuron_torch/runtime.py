@@ -141,6 +141,14 @@ def graph_records() -> list[dict[str, Any]]:
     return [record if isinstance(record, dict) else dict(vars(record)) for record in records]
 
 
+def graph_breaks() -> list[dict[str, Any]]:
+    """Where compiled functions left their graphs: `kind`, `location`, `reason`, `times`. Only the emulator lists them;
+    empty elsewhere.
+    """
+    function = getattr(_package(".neuron_dynamo_backend"), "get_graph_breaks", None)
+    return list(function()) if function is not None else []
+
+
 def fallback_ops() -> list[str]:
     """Names of the ops that left the device for the CPU; empty where the device does not track them."""
     function = getattr(_package(), "get_fallback_ops", None)

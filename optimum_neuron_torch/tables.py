@@ -4,6 +4,7 @@ import io
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -34,6 +35,7 @@ def summary_table(report: "Report") -> Table:
         ("lowering to StableHLO", ", ".join(f"{count} {state}" for state, count in report.lowering.items()) or "-"),
         ("eager signatures", unknown if report.eager_signatures is None else str(report.eager_signatures)),
         ("copies", unknown if report.copies is None else str(report.copies)),
+        *([("CPU tensors into graphs", str(report.cpu_autocopies))] if report.cpu_autocopies else []),
         ("buckets touched", str(len(report.buckets))),
         ("padded share of the work", f"{report.padded_share:.0%}"),
         ("ops on the CPU", ", ".join(report.fallbacks) or "none"),
@@ -65,10 +67,18 @@ def render_report(report: "Report") -> str:
     if report.buckets:
         parts.append(bucket_table(report))
     if report.departures:
-        table = Table(title="left the bucketed path", title_justify="left")
-        for column in ("kind", "where", "reason", "calls"):
-            table.add_column(column)
-        for row in report.departures:
-            table.add_row(row["kind"], row["where"], row["reason"], str(row["calls"]))
-        parts.append(table)
+        parts.append(_rows("left the bucketed path", ("kind", "where", "reason", "calls"), report.departures))
+    if report.recompiles:
+        parts.append(_rows("compiled again", ("graph", "reason"), report.recompiles))
+    if report.graph_breaks:
+        parts.append(_rows("outside of graphs", ("kind", "location", "reason", "times"), report.graph_breaks))
     return render(*parts)
+
+
+def _rows(title: str, columns: tuple[str, ...], rows: list[dict]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(escape(str(row[column])) for column in columns))
+    return table

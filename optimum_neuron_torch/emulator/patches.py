@@ -43,12 +43,13 @@ class PatchTable:
         self.patches = tuple(patches)
         self._originals: dict[Patch, Any] = {}
 
-    def install(self) -> None:
-        """Apply all patches; a second call does nothing."""
+    def install(self, *, where_found: bool = False) -> None:
+        """Apply all patches; a second call does nothing. `where_found` leaves out those of names that do not exist."""
         for patch in self.patches:
-            if patch not in self._originals:
-                self._originals[patch] = patch.read()
-                patch.write(patch.wrap(self._originals[patch]))
+            if patch in self._originals or (where_found and not hasattr(patch.owner, patch.name)):
+                continue
+            self._originals[patch] = patch.read()
+            patch.write(patch.wrap(self._originals[patch]))
 
     def uninstall(self) -> None:
         """Put the originals back."""

@@ -33,9 +33,11 @@ def _choose_neuron_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         backend = kwargs.get("backend")
         if _is_neuron(backend) or (backend is None and _names_neuron_option(kwargs.get("options"))):
             _check_arguments(**kwargs)
+            _watch_dynamo()
             return original(model, **{**kwargs, "backend": backend or "neuron"})
         if backend is not None:
             return original(model, **kwargs)
+        _watch_dynamo()
         if model is None:
             return functools.partial(compile, **kwargs)
         token = _backend_unnamed.set(True)
@@ -58,6 +60,13 @@ def _check_arguments(
     from optimum_neuron_torch.emulator.compiler.options import check_arguments
 
     check_arguments(dynamic=dynamic, mode=mode, options=options)
+
+
+def _watch_dynamo() -> None:
+    """Before the first frame is traced, since a graph may break before a backend is called."""
+    from optimum_neuron_torch.emulator.compiler import dynamo_watch
+
+    dynamo_watch.install()
 
 
 def _names_neuron_option(options: Mapping[str, Any] | None) -> bool:

@@ -94,3 +94,21 @@ def test_a_corrupted_cache_gives_the_right_tokens(tiny_llama, tmp_path):
         path.write_bytes(content[: len(content) // 2] if index % 2 else b"\x00" * 64 + content[64:])
     again = result_of(run_process(tiny_llama, str(tmp_path)))
     assert again["tokens"] == first["tokens"] and again["graphs"] == 2
+
+
+def test_it_says_why_graphs_were_compiled_again_and_where_code_left_them():
+    torch._dynamo.reset()
+    torch_neuronx.neuron_dynamo_backend.reset_dynamo_metrics()
+
+    def branching(x):
+        y = x * 2
+        return y + 1 if y.sum() > 0 else y - 1
+
+    compiled = torch.compile(branching, backend="neuron", options={"executor": "aten"})
+    for size in (3, 5):
+        assert compiled(torch.ones(size, device="neuron")).tolist() == [3.0] * size
+    report = ont.report()
+    assert [row["reason"] for row in report.recompiles][0] == "`x` axis 0: 3 -> 5"
+    assert report.recompiles[0]["graph"] in report.graph_names
+    assert "y + 1 if y.sum() > 0" in report.graph_breaks[0]["location"]
+    assert "compiled again" in str(report) and "outside of graphs" in str(report)

@@ -14,7 +14,15 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from optimum_neuron_torch.emulator import device, logs
-from optimum_neuron_torch.emulator.compiler import artifacts, cache, dynamo_wiring, metrics, recompiles, stablehlo
+from optimum_neuron_torch.emulator.compiler import (
+    artifacts,
+    cache,
+    dynamo_watch,
+    dynamo_wiring,
+    metrics,
+    recompiles,
+    stablehlo,
+)
 from optimum_neuron_torch.emulator.compiler.announcing import announce, announce_recompile
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
@@ -31,6 +39,7 @@ from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
 from optimum_neuron_torch.emulator.device import extension
 
 
+dynamo_watch.install()
 dynamo_wiring.install()
 
 
@@ -49,7 +58,7 @@ def compile_dynamo_graph(
     reason = _explain_recompile(gm, inputs)
     _refuse_recompile(gm, inputs, reason)
     _refuse_cpu_inputs(static_inputs)
-    recompiles.remember(inputs)
+    recompiles.remember(inputs, first_user_line(gm))
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         return cache.cacheable(functools.partial(_compile_aot_graph, kind=kind, session=session))
@@ -71,6 +80,8 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     record = metrics.GraphRecord(executor=options.executor, torch_neuronx_trace_us=session.trace_us())
     session.name_graph(record, kind)
     _describe(gm, record)
+    if kind != "backward":  # what a forward graph saves for it is no input of the user's
+        record.cpu_inputs = sum(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs)
     logs.emit(logs.GRAPHS, lambda: _titled(record, gm.print_readable(print_output=False)))
     outputs = _plan_outputs(gm, inputs)
     drawn = _take_out_draws(gm, inputs, options=options, record=record)

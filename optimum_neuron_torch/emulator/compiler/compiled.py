@@ -11,7 +11,7 @@ import torch
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler.executors import Program
 from optimum_neuron_torch.emulator.compiler.graph import Kind
-from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
+from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord, count_cpu_autocopies
 from optimum_neuron_torch.emulator.compiler.passes.randomness import Draw, draw
 from optimum_neuron_torch.emulator.device import extension
 
@@ -75,6 +75,8 @@ class CompiledGraph:
             module.record_graph(f"graph {self.record.graph_name}", self.outputs.device_index or 0, start)
 
     def _call(self, args: list[Any]) -> Sequence[Any]:
+        if self.record.cpu_inputs:
+            count_cpu_autocopies(self.record.cpu_inputs)
         if self.program.takes_device_tensors:
             return self._call_on_device(args)
         host_args = device.host_aliases(args)

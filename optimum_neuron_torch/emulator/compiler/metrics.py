@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from optimum_neuron_torch.emulator.compiler import graph_breaks
+
 
 # TorchNeuron's tables of metrics, written as CSV when the process ends, and the columns of its one table.
 TABLES_VARIABLE = "TORCH_NEURONX_ENABLED_METRIC_TABLES"
@@ -38,6 +40,7 @@ _lock = threading.Lock()
 _records: list[GraphRecord] = []
 _model_name: str | None = None
 _counts: dict[str, int] = {}
+_cpu_autocopies = 0
 
 
 @dataclass
@@ -123,9 +126,10 @@ def get_dynamo_metrics() -> list[GraphMetrics]:
 
 
 def reset_dynamo_metrics() -> None:
-    """Forget all records."""
+    """Forget all records and graph breaks."""
     with _lock:
         _records.clear()
+    graph_breaks.reset_graph_breaks()
 
 
 def add(record: GraphRecord) -> None:
@@ -140,6 +144,25 @@ def add(record: GraphRecord) -> None:
         counters["neuron"]["graphs_with_collectives"] += 1
     if record.recompile_reason and not record.graph_name.rpartition("_")[0].endswith("_backward"):
         counters["neuron"]["recompilations"] += 1
+
+
+def count_cpu_autocopies(number: int) -> None:
+    """Count CPU tensors that enter a graph with one call; on Trainium each of them is copied."""
+    global _cpu_autocopies
+    with _lock:
+        _cpu_autocopies += number
+
+
+def cpu_autocopies() -> int:
+    """How many CPU tensors entered compiled graphs so far."""
+    return _cpu_autocopies
+
+
+def reset_cpu_autocopies() -> None:
+    """Count from zero."""
+    global _cpu_autocopies
+    with _lock:
+        _cpu_autocopies = 0
 
 
 def warn_fallback(record: GraphRecord) -> None:

@@ -11,6 +11,10 @@ import torch
 from torch import fx
 from torch._guards import CompileContext
 
+from optimum_neuron_torch.emulator import device
+from optimum_neuron_torch.emulator.compiler import graph_breaks
+from optimum_neuron_torch.emulator.compiler.errors import RecompileError
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -35,7 +39,8 @@ Inputs = dict[str, "InputSpec | int"]
 
 # What each compilation of a frame was given, by Dynamo's compile id, e.g. "0/1".
 _inputs_of_compilation: dict[str, Inputs] = {}
-_frames: set[int] = set()
+# A line of the user's code for each of Dynamo's frames that this backend compiled, by id.
+_frames: dict[int, str] = {}
 
 # A cache of keys and values grows in every layer at once: a few of them say it.
 _SHOWN = 6
@@ -69,18 +74,31 @@ def describe(inputs: Inputs, limit: int = 6) -> str:
     return ", ".join(shown[:limit]) + (f" and {len(shown) - limit} more" if len(shown) > limit else "")
 
 
-def remember(inputs: Inputs) -> None:
+def remember(inputs: Inputs, line: str) -> None:
     """Keep what this compilation was given, to explain the next one of the same frame."""
     compile_id = CompileContext.current_compile_id()
     if compile_id is not None:
         _inputs_of_compilation[str(compile_id)] = inputs
-        if compile_id.frame_id is not None:
-            _frames.add(compile_id.frame_id)
+        if compile_id.frame_id is not None and compile_id.frame_compile_id == 0:
+            _frames[compile_id.frame_id] = line
 
 
-def is_known_frame(frame_id: int | None) -> bool:
-    """Whether this backend has compiled a graph of that Dynamo frame."""
-    return frame_id in _frames
+def meet_limit(frame_id: int, limit: str) -> None:
+    """Dynamo is about to leave a function of ours to eager execution: record it, or refuse under strict 'recompile'.
+
+    Raises:
+        RecompileError: strict mode.
+    """
+    line = _frames.get(frame_id, "an unknown line")
+    reason = (current_reason() or "no reason given").splitlines()[0]
+    allowed = getattr(torch._dynamo.config, limit)
+    words = f"{allowed} graphs is the {limit}, and another is needed ({explain(reason, {})})"
+    if "recompile" in device.strict_kinds():
+        raise RecompileError(
+            f"{line}: {words}. The function would run eagerly, an error under strict 'recompile'. "
+            "Pad its inputs to fewer shapes, or raise torch.compile(recompile_limit=)."
+        )
+    graph_breaks.record("recompile limit", line, words)
 
 
 def current_reason() -> str | None:

@@ -1,5 +1,9 @@
 """Without a named backend, neuron tensors choose `neuron` and others Inductor, as before."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -75,3 +79,13 @@ def test_the_patches_can_be_undone():
     finally:
         wiring.install()
     assert torch.compile is not patched and torch.compile.__wrapped__ is not patched
+
+
+@pytest.mark.parametrize("switch", ["NEURON_EMULATOR", "TORCH_DEVICE_BACKEND_AUTOLOAD"])
+def test_without_the_device_the_backend_is_refused_by_name(switch):
+    """At the call: not a graph that runs on the CPU and looks like one for Trainium."""
+    program = "import torch; torch.compile(lambda x: x + 1, backend='neuron')"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, switch: "0"}, capture_output=True, text=True, timeout=120
+    )
+    assert f"needs a neuron device, and this process has none: {switch}=0 is set" in result.stderr

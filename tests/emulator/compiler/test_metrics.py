@@ -32,3 +32,18 @@ def test_operators_inside_a_graph_are_no_eager_signatures():
     before = torch_neuronx.metrics.get_counter_value("eager_signatures")
     compiled(x)
     assert torch_neuronx.metrics.get_counter_value("eager_signatures") == before
+
+
+def test_cpu_tensors_that_enter_a_graph_are_counted():
+    def count():
+        return torch_neuronx.metrics.get_counter_value("cpu_autocopies")
+
+    compiled = torch.compile(lambda x, y, z: x + y.sum() * z, backend="neuron", options={"executor": "aten"})
+    x, y, z = torch.ones(2, device="neuron"), torch.ones(3, device="neuron"), torch.tensor(2.0)
+    before = count()
+    for _ in range(3):
+        assert compiled(x, y, z).tolist() == [7, 7]
+    assert count() == before + 3
+    assert torch_neuronx.neuron_dynamo_backend.get_dynamo_metrics()[0]["cpu_inputs"] == 1
+    torch_neuronx.metrics.clear_counters()
+    assert count() == 0

@@ -2,16 +2,20 @@
 
 Counters: "eager_signatures" (each one a compilation on Trainium), "eager_calls", "copies", "fallback_calls" (those
 that the real device would have run on the CPU), "unknown_calls" (those of which nothing public says how it runs
-them), "copies.<direction>", per dtype of the first tensor "dtype_calls.<dtype>", and per operation "calls.<op>" and
-"signatures.<op>".
+them), "cpu_autocopies" (CPU tensors that entered compiled graphs, counted per call), "copies.<direction>", per dtype
+of the first tensor "dtype_calls.<dtype>", and per operation "calls.<op>" and "signatures.<op>".
 Metrics, which are lists of measured values, come from compiled graphs: the time spent per phase in microseconds.
 """
 
+import sys
 from typing import Any
 
-from optimum_neuron_torch.emulator.device import clear_counters, counters, mark_warm
+from optimum_neuron_torch.emulator.device import clear_counters as _clear_device_counters
+from optimum_neuron_torch.emulator.device import counters, mark_warm
 from optimum_neuron_torch.emulator.device.counting import fallback_ops, unknown_ops
 
+
+_COMPILER_METRICS = "optimum_neuron_torch.emulator.compiler.metrics"
 
 _METRICS = tuple(f"torch_neuronx_{phase}_us" for phase in ("trace", "fx_passes", "lower", "compile", "load"))
 
@@ -101,6 +105,18 @@ def clear_metrics() -> None:
     neuron_dynamo_backend.reset_dynamo_metrics()
 
 
+def clear_counters() -> None:
+    """Sets all counters to zero and forgets the known signatures."""
+    _clear_device_counters()
+    if _COMPILER_METRICS in sys.modules:
+        sys.modules[_COMPILER_METRICS].reset_cpu_autocopies()
+
+
+def _cpu_autocopies() -> int:
+    """Without loading the compiler, which would take longer than it takes to count nothing."""
+    return sys.modules[_COMPILER_METRICS].cpu_autocopies() if _COMPILER_METRICS in sys.modules else 0
+
+
 def clear_all() -> None:
     clear_counters()
     clear_metrics()
@@ -113,6 +129,7 @@ def _counter_values() -> dict[str, int]:
         "eager_signatures": counted["eager_signatures"],
         "eager_calls": counted["eager_calls"],
         "copies": counted["copies"],
+        "cpu_autocopies": _cpu_autocopies(),
         "fallback_calls": sum(operations[name][0] for name in fallback_ops()),
         "unknown_calls": sum(operations[name][0] for name in unknown_ops()),
     }

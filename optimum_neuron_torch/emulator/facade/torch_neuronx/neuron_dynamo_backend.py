@@ -1,4 +1,7 @@
-"""`torch_neuronx.neuron_dynamo_backend`: the compile backend's helpers, under TorchNeuron's names."""
+"""`torch_neuronx.neuron_dynamo_backend`: the compile backend's helpers, under TorchNeuron's names.
+
+`get_graph_breaks` exists only here, never on the native package.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import Any
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.errors import NeuronCompilerError as NEFFCompilationError
 from optimum_neuron_torch.emulator.compiler.errors import NeuronExecutionError as NEFFExecutionError
+from optimum_neuron_torch.emulator.compiler.graph_breaks import get_graph_breaks
 from optimum_neuron_torch.emulator.compiler.graph_files import (
     fx_to_mlir_string,
     load_mlir,
@@ -32,6 +36,7 @@ __all__ = [
     "create_neuron_backend",
     "fx_to_mlir_string",
     "get_dynamo_metrics",
+    "get_graph_breaks",
     "get_model_name",
     "get_rank",
     "graph_directory",
