@@ -22,6 +22,7 @@ from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, take_out_custom_calls
 from optimum_neuron_torch.emulator.compiler.passes.mutations import functionalize_input_writes
+from optimum_neuron_torch.emulator.compiler.passes.negative_indices import wrap_negative_indices
 from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
 from optimum_neuron_torch.emulator.compiler.tracing import trace_body, trace_on_host
 
@@ -133,6 +134,7 @@ def _trace_body(call: CustomCall) -> fx.GraphModule:
 
 
 def _import_graph(gm: fx.GraphModule, context: Any) -> Any:
+    wrap_negative_indices(gm)
     try:
         return _run_torch_mlir(gm, context)
     except _TorchMlirError as error:
