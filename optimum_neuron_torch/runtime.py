@@ -187,14 +187,14 @@ def mark_warm() -> None:
 # ---- compiling ------------------------------------------------------------------------------------------------------
 
 # Keys of torch.compile(options=...) that only the emulator's backend reads.
-EMULATOR_OPTIONS = frozenset({"executor", "lowering"})
+EMULATOR_OPTIONS = frozenset({"executor", "lowering", "bucket"})
 
 
-def compile_options(model_name: str, options: dict[str, Any] | None) -> dict[str, Any]:
-    """`options` for torch.compile(backend="neuron"): the user's and the model's name, without what a native backend
-    does not know.
+def compile_options(model_name: str, options: dict[str, Any] | None, bucket: str = "") -> dict[str, Any]:
+    """`options` for torch.compile(backend="neuron"): the user's, the model's name and what the graph serves, without
+    what a native backend does not know.
     """
-    chosen = {"model_name": model_name, **(options or {})}
+    chosen = {"model_name": model_name, "bucket": bucket, **(options or {})}
     if not is_emulated():
         chosen = {key: value for key, value in chosen.items() if key not in EMULATOR_OPTIONS}
     return chosen

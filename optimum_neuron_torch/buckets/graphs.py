@@ -74,7 +74,7 @@ class Graphs:
             known = (function, key, *states, signature(args), process_state())
             compiled = self._compiled.get(known)
             if compiled is None:
-                with compiling(f"{self.ledger.name}, {function}"):
+                with compiling(f"{self.ledger.name}, {_described(function, key)}"):
                     compiled, result = self._first_call(function, key, states, step, args)
                 self._compiled[known] = compiled
                 self._buckets.add((function, key))
@@ -94,7 +94,7 @@ class Graphs:
     ) -> tuple[Callable, Any]:
         """The compiled function, and what it returned for `args`."""
         store, reason = ArtifactStore.open(), why_not_storable(step, args)
-        options = runtime.compile_options(self.ledger.name, self.config.options)
+        options = runtime.compile_options(self.ledger.name, self.config.options, _described(function, key))
         name = artifact_key(step, key, states, args, self.config.options)
         if not aot.is_available():
             reason = "this torch cannot compile ahead of a call"
@@ -171,3 +171,9 @@ class Graphs:
                 self.ledger.name,
                 reason.splitlines()[0],
             )
+
+
+def _described(function: str, key: tuple) -> str:
+    """`decode, batch 4, cache 128`: the function and the sizes of its key."""
+    sizes = [part for part in key if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str)]
+    return ", ".join([function, *(f"{axis} {size}" for axis, size in sizes if isinstance(size, (int, tuple)))])

@@ -120,6 +120,7 @@ def _add_input(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
     last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
     with graph.inserting_after(last) if last else graph.inserting_before():
         added = graph.placeholder("custom_result")
+    added.target = added.name  # the name of a parameter: two of one name are no Python function
     added.meta["val"] = value
     return added
 
