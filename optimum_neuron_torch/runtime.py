@@ -242,6 +242,11 @@ def model_named(name: str) -> Iterator[None]:
             set_name(previous)
 
 
+def is_compile_only() -> bool:
+    """Whether graphs are only compiled in this process: their results mean nothing."""
+    return os.environ.get("TORCH_NEURONX_COMPILE_ONLY", "").strip().lower() in ("1", "true")
+
+
 def cache_dir() -> Path:
     """Where compiled graphs and the plugin's manifests are kept: OPTIMUM_NEURON_CACHE or
     ~/.cache/optimum_neuron_torch.

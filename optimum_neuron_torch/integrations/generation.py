@@ -65,6 +65,9 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
 
     @wraps(stock_prepare_cache)
     def _prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, batch_size, max_cache_length):
+        if runtime.is_compile_only():
+            # Logits are zeros: where token 0 ends a text, nothing after the first token would be compiled.
+            generation_config._eos_token_tensor = None
         bucketed = owner()
         given = model_kwargs.get("cache")
         if isinstance(given, BucketCache):

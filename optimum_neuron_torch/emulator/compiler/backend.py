@@ -24,6 +24,7 @@ from optimum_neuron_torch.emulator.compiler import (
     stablehlo,
 )
 from optimum_neuron_torch.emulator.compiler.announcing import announce, announce_recompile
+from optimum_neuron_torch.emulator.compiler.compile_only import Blank
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
 from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
@@ -180,6 +181,7 @@ def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
             tuple(value.stride()) if isinstance(value, torch.Tensor) and has_known_layout(value) else None
             for value in values
         ),
+        blanks=tuple(Blank.of(value) if isinstance(value, torch.Tensor) else value for value in values),
     )
 
 

@@ -6,12 +6,13 @@ The names are those of TorchNeuron's documentation and, where it does not go tha
 import os
 
 
-# Read by the emulator: hardware.py (device), compiler/options.py, backend.py, artifacts.py and metrics.py (compiler).
+# Read by the emulator: hardware.py (device), compiler/ options, backend, artifacts, compile_only, metrics.
 HONOURED = frozenset(
     {
         "NEURON_LOGICAL_NC_CONFIG",
         "NEURON_PLATFORM_TARGET_OVERRIDE",
         "NEURON_RT_VISIBLE_CORES",
+        "TORCH_NEURONX_COMPILE_ONLY",
         "TORCH_NEURONX_DEBUG_DIR",
         "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION",
         "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY",
@@ -41,7 +42,6 @@ IGNORED = {
     "NEURON_USE_SPLIT_ALLGATHER": _COLLECTIVES,
     "NEURON_USE_SPLIT_REDUCE_SCATTER": _COLLECTIVES,
     "NKI_COMPILE_CACHE_URL": "there are no compiled NKI kernels",
-    "TORCH_NEURONX_COMPILE_ONLY": "the emulator needs no device to run what it compiles",
     "TORCH_NEURONX_COMPLEX_DECOMPOSE": "complex operations run as they are",
     "TORCH_NEURONX_CONCATENATION_BUFFER_SIZE_LIMIT": _EAGER,
     "TORCH_NEURONX_CONCATENATION_QUEUE_LOW_THRESHOLD": _EAGER,
