@@ -11,6 +11,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Results are compared bit for bit, and those of long sums depend on how many threads share them. A backward pass on
 # neuron runs on a thread of its own, which keeps the number that was set when it started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Graphs are compiled in the background only where a test asks for it.
+os.environ.setdefault("NEURON_EMULATOR_BACKGROUND", "0")
 
 pytest_plugins = ["tests.tiny_models"]
 

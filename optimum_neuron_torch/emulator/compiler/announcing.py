@@ -27,6 +27,17 @@ def compilation_line(record: GraphRecord) -> str:
     )
 
 
+def announce_program(record: GraphRecord, seconds: float) -> None:
+    """Log that a graph that was interpreted runs its compiled program from now on, at INFO."""
+    logs.logger().info(
+        "%s: %s runs its compiled program, executor %s (compiled in %.2f s)",
+        record.model_name,
+        record.graph_name,
+        record.executor,
+        seconds,
+    )
+
+
 def announce_recompile(where: str, explanation: str, reason: str) -> None:
     """Log why a graph is compiled again, at INFO; with TORCH_LOGS=neuron_recompiles, in Dynamo's words too."""
     if logs.is_wanted(logs.RECOMPILES):

@@ -86,15 +86,14 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     logs.emit(logs.GRAPHS, lambda: _titled(record, gm.print_readable(print_output=False)))
     outputs = _plan_outputs(gm, inputs)
     drawn = _take_out_draws(gm, inputs, options=options, record=record)
-    with cache.kernel_directory():
-        lowered = _check_lowering(drawn, kind=kind, options=options, record=record)
-        artifacts.keep(gm, lowered, record)
-        if lowered is not None:
-            logs.emit(logs.STABLEHLO, lambda: _titled(record, lowered.module))
-        if record.lowering == "fallback":
-            program, constants = EagerProgram(drawn.module), []
-        else:
-            program, constants = _compile_for_host(drawn, kind=kind, record=record, lowered=lowered)
+    lowered = _check_lowering(drawn, kind=kind, options=options, record=record)
+    artifacts.keep(gm, lowered, record)
+    if lowered is not None:
+        logs.emit(logs.STABLEHLO, lambda: _titled(record, lowered.module))
+    if record.lowering == "fallback":
+        program, constants = EagerProgram(drawn.module), []
+    else:
+        program, constants = _compile_for_host(drawn, kind=kind, record=record, lowered=lowered)
     metrics.add(record)
     announce(record)
     session.resume_tracing()
@@ -154,12 +153,12 @@ def _compile_for_host(
     executor: Executor = executor_named(record.executor)
     if executor.runs_stablehlo:
         with record.timed("compile"):
-            return executor.compile_stablehlo(lowered), []
+            return executor.compile_stablehlo(lowered, record), []
     with record.timed("fx_passes"):
         host = trace_on_host(drawn.module, drawn.inputs, executor.decompositions(), kind=kind)
     logs.emit(logs.HOST_GRAPHS, lambda: _titled(record, host.module.print_readable(print_output=False)))
     with record.timed("compile"):
-        return executor.compile(host), host.constants
+        return executor.compile(host, record), host.constants
 
 
 def _titled(record: metrics.GraphRecord, text: str) -> str:

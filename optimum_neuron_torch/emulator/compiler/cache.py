@@ -1,4 +1,4 @@
-"""The persistent cache: AOTAutograd's results and Inductor's kernels, in a directory of ours.
+"""The persistent cache: AOTAutograd's results, in a directory of ours; `programs.py` keeps the kernels beside them.
 
 Everything here leans on private parts of PyTorch (2.13, 2.14). Where one of them is missing or the directory cannot
 be trusted, the compiler works without a cache. Entries are code, so they are read only from a directory that belongs
@@ -14,8 +14,8 @@ import hashlib
 import os
 import pickle
 import platform
-import shutil
 import stat
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +28,8 @@ import torch
 from filelock import FileLock
 from torch import fx
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-from torch._inductor.codecache import FxGraphCache, sha256_hash
-from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants, OutputCode
+from torch._inductor.codecache import sha256_hash
+from torch._inductor.output_code import OutputCode
 
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler import artifacts, metrics
@@ -48,8 +48,6 @@ _INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 LOCKS = "locks"
 # After this a process that waits for another's graph compiles it itself: the other one may be stopped.
 LONGEST_WAIT_S = 1800.0
-# What is not Inductor's in the directory.
-_NOT_KERNELS = frozenset({"aotautograd", "artifacts", "programs", LOCKS})
 # Locks held by the backend call now running in this context, to be released at its end.
 _locks: ContextVar[contextlib.ExitStack | None] = ContextVar("neuron_cache_locks", default=None)
 
@@ -96,8 +94,8 @@ class StoredGraph(OutputCode):
             session.name_graph(record, self.graph.kind)
         else:
             Session.name_loaded(record, self.graph.kind)
-        with record.timed("load"), kernel_directory():
-            self.graph.program.revive()
+        with record.timed("load"):
+            self.graph.program.revive(record)
         self.graph.record, self._is_live = record, True
         metrics.add(record)
         announce(record)
@@ -148,7 +146,7 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
         torch._functorch.config.patch(settings),
         torch.compiler.config.patch(cache_key_tag=_key_tag(gm, options)),
         contextlib.ExitStack() as locks,
-        kernel_directory(),
+        inductor_directory(directory),
     ):
         token = _locks.set(locks)
         try:
@@ -160,36 +158,17 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
             _locks.reset(token)
 
 
+# Where Inductor keeps its files is a variable of the process: one thread at a time may have changed it.
+_inductor_lock = threading.RLock()
+
+
 @contextlib.contextmanager
-def kernel_directory() -> Iterator[None]:
-    """In this scope Inductor keeps its kernels in our directory; a user's own Inductor keeps its place."""
-    directory = graph_directory()
-    if directory is None:
-        yield
-        return
-    previous = os.environ.get(_INDUCTOR_VARIABLE)
-    os.environ[_INDUCTOR_VARIABLE] = str(directory)
-    try:
-        yield
-    finally:
-        if previous is None:
-            os.environ.pop(_INDUCTOR_VARIABLE, None)
-        else:
-            os.environ[_INDUCTOR_VARIABLE] = previous
-
-
-def holds_kernels() -> bool:
-    """Whether Inductor keeps kernels for this machine, which may be damaged."""
-    directory = graph_directory()
-    return directory is not None and any(entry.name not in _NOT_KERNELS for entry in directory.iterdir())
-
-
-def discard_kernels() -> None:
-    """Forget all of Inductor's kernels for this machine: one of them does not load."""
-    if directory := graph_directory():
-        for entry in directory.iterdir():
-            if entry.name not in _NOT_KERNELS:
-                shutil.rmtree(entry, ignore_errors=True)
+def inductor_directory(directory: Path | None) -> Iterator[None]:
+    """In this scope Inductor and AOTAutograd keep their files in `directory`; a user's Inductor keeps its own."""
+    with _inductor_lock:
+        replaced = {} if directory is None else {_INDUCTOR_VARIABLE: str(directory)}
+        with mock.patch.dict(os.environ, replaced):
+            yield
 
 
 def graph_directory() -> Path | None:
@@ -220,14 +199,8 @@ def _private_directory(root: str) -> Path | None:
 
 @functools.cache
 def _machine_key() -> str:
-    """Kernels are built for a CPU and a C++ runtime: another one must not load them."""
-    flags = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = " ".join(sorted(line.split(":", 1)[1].split()))
-                break
-    facts = (platform.machine(), torch.backends.cpu.get_cpu_capability(), flags, *platform.libc_ver())
+    """Kernels are built for a C++ runtime: another one must not load them. `isa.tag` tells CPUs apart."""
+    facts = (platform.machine(), *platform.libc_ver())
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:12]
 
 
@@ -242,11 +215,11 @@ def compiler_version(options: CompileOptions) -> str:
     from optimum_neuron_torch.emulator.compiler import stablehlo
 
     lowering = f"{options.lowering}-{stablehlo.version()}-{options.fallback_execution}"
-    return f"neuron-{options.executor}-{lowering}-{_own_version()}"
+    return f"neuron-{options.executor}-{lowering}-{own_version()}"
 
 
 @functools.cache
-def _own_version() -> str:
+def own_version() -> str:
     """A digest of this package: any change of a pass is another version."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
@@ -324,29 +297,3 @@ def _remove_temporary_files(directory: Path | None) -> None:
     if directory is not None:
         for path in directory.glob(f"aotautograd/*/.{os.getpid()}.*.tmp"):
             path.unlink(missing_ok=True)
-
-
-def pickle_graph(module: fx.GraphModule) -> bytes:
-    """Serialise a graph without its nodes' metadata: only compiling needed it, and its fake tensors do not pickle."""
-    from torch.fx._graph_pickler import GraphPickler, Options
-
-    for node in module.graph.nodes:
-        node.meta = {}
-    return GraphPickler.dumps(module, Options(ops_filter=None))
-
-
-def unpickle_graph(data: bytes) -> fx.GraphModule:
-    """The inverse of `pickle_graph`."""
-    from torch._subclasses import FakeTensorMode
-    from torch.fx._graph_pickler import GraphPickler
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    return GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
-
-
-def revive_inductor_code(code: CompiledFxGraph) -> CompiledFxGraph:
-    """Load Inductor's generated module and its kernels; its own `post_compile` serves CUDA graphs only."""
-    graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, CompiledFxGraphConstants())
-    if graph is None:
-        raise RuntimeError("Inductor's generated module is gone from the cache")
-    return graph

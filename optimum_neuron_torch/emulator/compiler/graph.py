@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler, Options
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 Kind = Literal["inference", "forward", "backward"]
@@ -33,6 +37,65 @@ class HostGraph:
     def calls(self) -> list[fx.Node]:
         """The nodes that compute something."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
+
+    def spec(self) -> tuple[InputSpec | Any, ...]:
+        """What is static about the inputs: layouts of tensors, values of scalars."""
+        return tuple(InputSpec.of(value) if isinstance(value, torch.Tensor) else value for value in self.inputs)
+
+    def digest(self) -> str:
+        """A name for what the graph computes, equal in every process."""
+        return hashlib.sha256(f"{self.kind}\n{self.spec()!r}\n{self.module.code}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Layout of one input tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> InputSpec:
+        return cls(tuple(value.size()), tuple(value.stride()), value.dtype)
+
+    def fake(self) -> torch.Tensor:
+        """A host tensor of this layout; call it in a fake tensor mode."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A host graph in a form that another process, or a later one, can compile."""
+
+    module: bytes
+    inputs: tuple[InputSpec | Any, ...]
+    kind: Kind
+
+    @classmethod
+    def of(cls, graph: HostGraph) -> GraphSource:
+        """Serialises `graph`, whose nodes lose their metadata."""
+        return cls(pickle_graph(graph.module), graph.spec(), graph.kind)
+
+    def graph(self) -> HostGraph:
+        """The graph again, with fake inputs; its constants are inputs like others."""
+        fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+        module = unpickle_graph(self.module, fake_mode)
+        with fake_mode:
+            inputs = [spec.fake() if isinstance(spec, InputSpec) else spec for spec in self.inputs]
+        return HostGraph(module=module, inputs=inputs, kind=self.kind)
+
+
+def pickle_graph(module: fx.GraphModule) -> bytes:
+    """Serialise a graph without its nodes' metadata: only compiling needed it, and its fake tensors do not pickle."""
+    for node in module.graph.nodes:
+        node.meta = {}
+    return GraphPickler.dumps(module, Options(ops_filter=None))
+
+
+def unpickle_graph(data: bytes, fake_mode: FakeTensorMode | None = None) -> fx.GraphModule:
+    """The inverse of `pickle_graph`."""
+    return GraphPickler.loads(data, fake_mode or FakeTensorMode(shape_env=ShapeEnv()))
 
 
 def value_of(argument: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from optimum_neuron_torch.emulator.compiler.errors import DynamicShapesError, UnknownOptionError
 
 
-EXECUTORS = ("inductor", "aten", "xla")
+EXECUTORS = ("tiered", "inductor", "aten", "xla")
 LOWERINGS = ("check", "off")
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -43,14 +43,15 @@ class CompileOptions:
     Args:
         model_name: name used for the records of `get_dynamo_metrics()`; None takes what `set_model_name()` set.
         fallback_execution: run a graph that does not lower eagerly on the device instead of raising.
-        executor: what runs the graph: `inductor`, `aten` or `xla`.
+        executor: what runs the graph: `tiered` (`aten` at once, `inductor` when it is compiled), `inductor`, `aten` or
+            `xla`.
         lowering: `check` lowers every graph to StableHLO before its first result; `off` does not.
         bucket: what the graph serves, for the log and the records, e.g. "decode, batch 1, cache 256".
     """
 
     model_name: str | None = None
     fallback_execution: bool = False
-    executor: str = "inductor"
+    executor: str = "tiered"
     lowering: str = "check"
     bucket: str = ""
 

@@ -65,7 +65,7 @@ def test_without_torch_mlir_the_record_says_so(monkeypatch, records):
     ("options", "words"),
     [
         ({"max_autotune": True}, "no option 'max_autotune'; it knows model_name"),
-        ({"executor": "gpu"}, "no executor 'gpu'; it knows inductor, aten, xla"),
+        ({"executor": "gpu"}, "no executor 'gpu'; it knows tiered, inductor, aten, xla"),
         ({"fallback_execution": "yes"}, "expects a bool"),
     ],
 )

@@ -36,15 +36,14 @@ def test_inference_equals_cpu(name, executor, records):
 
 
 def test_inductor_equals_cpu_with_a_cache_written_in_place(records):
-    """Prefill and decode over a static cache: the executor in use by default, and the one whose kernels write
-    caches."""
+    """Prefill and decode over a static cache, which Inductor's kernels write."""
     from transformers import StaticCache
 
     host = llama().eval()
     device = copy.deepcopy(host).to("neuron")
     ids = torch.randint(5, 90, (2, 8))
     caches = [StaticCache(host.config, max_cache_len=16) for _ in range(2)]
-    compiled = torch.compile(device, backend="neuron", dynamic=False)
+    compiled = _compile(device, executor="inductor")
     with torch.no_grad():
         for step_ids in (ids, ids[:, :1]):
             expected = host(step_ids, cache=caches[0]).logits

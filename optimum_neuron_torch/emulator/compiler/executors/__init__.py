@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
+from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
 from optimum_neuron_torch.emulator.compiler.stablehlo import StableHlo
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
@@ -22,8 +23,8 @@ class Program(Protocol):
     def prepare_for_storage(self) -> Program:
         """A copy that pickles; this one stays usable."""
 
-    def revive(self) -> None:
-        """Make an unpickled program callable."""
+    def revive(self, record: GraphRecord) -> None:
+        """Make an unpickled program callable; `record` is its graph's in this process."""
 
 
 class Executor(Protocol):
@@ -35,18 +36,18 @@ class Executor(Protocol):
     def decompositions(self) -> Decompositions:
         """The decompositions under which the graph is traced for this executor."""
 
-    def compile(self, graph: HostGraph) -> Program:
-        """Compile `graph`; it may be consumed."""
+    def compile(self, graph: HostGraph, record: GraphRecord) -> Program:
+        """Compile `graph`, which may be consumed; `record` is kept up to date with what runs it."""
 
-    def compile_stablehlo(self, lowered: StableHlo) -> Program:
+    def compile_stablehlo(self, lowered: StableHlo, record: GraphRecord) -> Program:
         """Compile a lowered graph; only where `runs_stablehlo`."""
 
 
-_CLASSES = {"aten": "AtenExecutor", "inductor": "InductorExecutor", "xla": "XlaExecutor"}
+_MODULES = {"aten": "host", "inductor": "host", "tiered": "host", "xla": "xla"}
 
 
 def executor_named(name: str) -> Executor:
     """The executor called `name`; its dependencies are imported here and no earlier."""
-    module = import_module(f"{__name__}.{name}")
-    make: Callable[[], Executor] = getattr(module, _CLASSES[name])
+    module = import_module(f"{__name__}.{_MODULES[name]}")
+    make: Callable[[], Executor] = getattr(module, name)
     return make()

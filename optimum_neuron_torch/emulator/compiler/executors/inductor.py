@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import warnings
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._inductor import compile_fx
+from torch._inductor import codecache, compile_fx
 from torch._inductor import config as inductor_config
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
 
-from optimum_neuron_torch.emulator.compiler.executors.aten import AtenExecutor
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
 from optimum_neuron_torch.emulator.compiler.passes.attention import FLASH, single_query_as_math
-from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
+from optimum_neuron_torch.emulator.compiler.tracing import Decompositions, trace_on_host
 
 
 # `vec_isa_ok` skips up to ten trial compilations (14 s of a cold start); the ISA is still read from cpuid.
@@ -32,78 +31,70 @@ class InductorProgram:
     takes_device_tensors = False
 
     def __init__(self, code: CompiledFxGraph) -> None:
-        self._code = code
+        self.code = code
+        # Beneath `CompiledFxGraph.__call__`, which serves profilers and autotuning of other devices.
+        self.call = code.current_callable
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        return self._code(args)
-
-    def prepare_for_storage(self) -> InductorProgram:
-        stored = copy.copy(self)
-        stored._code = copy.copy(self._code)
-        stored._code.prepare_for_serialization()
-        return stored
-
-    def revive(self) -> None:
-        from optimum_neuron_torch.emulator.compiler.cache import revive_inductor_code
-
-        with inductor_config.patch(_CONFIG):
-            self._code = revive_inductor_code(self._code)
+        return self.call(args)
 
 
-class InductorExecutor:
-    """The default: compiles for seconds to a minute, then runs at Inductor's speed."""
+def compile_graph(
+    graph: HostGraph, *, threads: int | None = None, settings: Mapping[str, Any] | None = None
+) -> CompiledFxGraph:
+    """
+    Compile a host graph, which is consumed.
 
-    name = "inductor"
-    runs_stablehlo = False
-
-    def decompositions(self) -> Decompositions:
-        with inductor_config.patch(_CONFIG):
-            table = select_decomp_table()
-        # Inductor writes KV caches in place for `index_put` only, hence `index_copy` in terms of it.
-        return {**table, FLASH: single_query_as_math, torch.ops.aten.index_copy.default: _index_copy_as_index_put}
-
-    def compile(self, graph: HostGraph) -> Any:
-        if not graph.calls:
-            return AtenExecutor().compile(graph)
-        if not _has_cpp_compiler():
-            warnings.warn(
-                "No working C++ compiler: graphs for neuron are interpreted (executor 'aten') instead of compiled. "
-                "Install one, or name it in CXX.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return AtenExecutor().compile(graph)
-        from optimum_neuron_torch.emulator.compiler.cache import discard_kernels, holds_kernels
-
-        had_kernels = holds_kernels()
-        try:
-            return InductorProgram(_compile(graph))
-        except Exception as error:  # a damaged module or kernel fails in any way Python and the linker know
-            if not had_kernels:
-                raise
-            error = (str(error).splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"A cached kernel is compiled anew: {error}.", RuntimeWarning, stacklevel=2)
-            discard_kernels()
-            return InductorProgram(_compile(graph))
-
-
-def _compile(graph: HostGraph) -> CompiledFxGraph:
-    # With bundling on, Inductor would skip its own cache, which serves where AOTAutograd's result does not.
-    with inductor_config.patch(_CONFIG), torch._functorch.config.patch(bundled_autograd_cache=False):
+    Args:
+        threads: how many threads its loops are split for; None takes PyTorch's present number.
+        settings: further settings of Inductor.
+    """
+    config = {**_CONFIG, "cpp.threads": threads or torch.get_num_threads(), **(settings or {})}
+    if shutil.which("openssl") is None:  # which names the precompiled headers
+        config["cpp_cache_precompile_headers"] = False
+    _forget_kernels()
+    with inductor_config.patch(config), torch._functorch.config.patch(bundled_autograd_cache=True):
+        traced = trace_on_host(graph.module, graph.inputs, decompositions(), kind=graph.kind)
         return compile_fx.compile_fx_inner(
-            graph.module,
-            graph.inputs,
+            traced.module,
+            traced.inputs,
             is_inference=graph.kind == "inference",
             is_backward=graph.kind == "backward",
         )
 
 
+def load_code(code: CompiledFxGraph) -> CompiledFxGraph:
+    """Load Inductor's generated module and its kernels; its own `post_compile` serves CUDA graphs only."""
+    with inductor_config.patch(_CONFIG):
+        graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, CompiledFxGraphConstants())
+    if graph is None:
+        raise RuntimeError("Inductor's generated module is gone")
+    return graph
+
+
+def decompositions() -> Decompositions:
+    """The decompositions under which a graph is traced for Inductor."""
+    # Inductor writes KV caches in place for `index_put` only, hence `index_copy` in terms of it.
+    return {
+        **select_decomp_table(),
+        FLASH: single_query_as_math,
+        torch.ops.aten.index_copy.default: _index_copy_as_index_put,
+    }
+
+
 @functools.cache
-def _has_cpp_compiler() -> bool:
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler that works."""
     try:
         return bool(get_cpp_compiler())
     except (InvalidCxxCompiler, OSError):
         return False
+
+
+def _forget_kernels() -> None:
+    """Inductor compiles a kernel once per process; a program is stored with all of its kernels."""
+    for library in (codecache.CppCodeCache, codecache.CppPythonBindingsCodeCache):
+        library.cache_clear()
 
 
 def _index_copy_as_index_put(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from optimum_neuron_torch.emulator.compiler.errors import NeuronCompilerError
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
+from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
 from optimum_neuron_torch.emulator.compiler.stablehlo import StableHlo
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
@@ -50,7 +51,7 @@ class XlaProgram:
         stored._executable = None
         return stored
 
-    def revive(self) -> None:
+    def revive(self, record: GraphRecord) -> None:
         self.__init__(self._lowered)  # type: ignore[misc]
 
 
@@ -63,11 +64,14 @@ class XlaExecutor:
     def decompositions(self) -> Decompositions:
         return {}
 
-    def compile(self, graph: HostGraph) -> XlaProgram:
+    def compile(self, graph: HostGraph, record: GraphRecord) -> XlaProgram:
         raise NotImplementedError("XLA runs StableHLO, not FX graphs")
 
-    def compile_stablehlo(self, lowered: StableHlo) -> XlaProgram:
+    def compile_stablehlo(self, lowered: StableHlo, record: GraphRecord) -> XlaProgram:
         return XlaProgram(lowered)
+
+
+xla = XlaExecutor
 
 
 @functools.cache

@@ -8,6 +8,7 @@ can write in place. Inductor has a pass of its own; this one serves the graph th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,20 +36,28 @@ _VIEWS: dict[Any, Any] = {
 }
 
 
-def reinplace_input_writes(gm: fx.GraphModule) -> int:
-    """Rewrite what can be written in place; return how many writes were rewritten."""
+def find_input_writes(gm: fx.GraphModule) -> list[str]:
+    """The names of the `copy_` nodes whose value could be written in place; needs the nodes' fake values."""
     views = _Aliases(gm.graph)
-    rewritten = 0
+    return [
+        write_back.name
+        for write_back in gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+        if isinstance(write_back.args[1], fx.Node) and _may_write_in_place(*write_back.args[:2], write_back, views)
+    ]
+
+
+def write_in_place(gm: fx.GraphModule, names: Iterable[str]) -> None:
+    """Rewrite the named `copy_` nodes; works on a graph without fake values, as one that was stored."""
+    wanted = set(names)
+    if not wanted:
+        return
     for write_back in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
-        target, value = write_back.args[:2]
-        if isinstance(value, fx.Node) and _may_write_in_place(target, value, write_back, views):
-            value = _write_in_place(gm.graph, target, value)
-            write_back.replace_all_uses_with(value)
-            gm.graph.erase_node(write_back)
-            rewritten += 1
-    if rewritten:
-        gm.recompile()
-    return rewritten
+        if write_back.name not in wanted:
+            continue
+        written = _write_in_place(gm.graph, *write_back.args[:2])
+        write_back.replace_all_uses_with(written)
+        gm.graph.erase_node(write_back)
+    gm.recompile()
 
 
 class _Aliases:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from optimum_neuron_torch.emulator.compiler.background import finish_compilations, pending_compilations
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.errors import NeuronCompilerError as NEFFCompilationError
 from optimum_neuron_torch.emulator.compiler.errors import NeuronExecutionError as NEFFExecutionError
@@ -34,6 +35,7 @@ __all__ = [
     "NEFFExecutionError",
     "compiler_version",
     "create_neuron_backend",
+    "finish_compilations",
     "fx_to_mlir_string",
     "get_dynamo_metrics",
     "get_graph_breaks",
@@ -42,6 +44,7 @@ __all__ = [
     "graph_directory",
     "load_mlir",
     "neuron_backend",  # noqa: F822 (resolved below, on first use)
+    "pending_compilations",
     "reset_dynamo_metrics",
     "save_fx_as_mlir",
     "save_fx_graph_all_formats",

@@ -1,0 +1,138 @@
+"""The store of fast programs: what a host graph became after minutes of compilation, kept for every later process.
+
+A program is a folder `programs/<vector ISA>/<digest of the graph>/`: Inductor's generated module with its kernels, as
+one private cache directory of Inductor, and a digest of each file. It is made under another name and renamed when
+it is whole. A folder that is damaged, or that does not load, is removed with a warning and made anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import functools
+import hashlib
+import json
+import pickle
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from optimum_neuron_torch.emulator.compiler import cache, isa
+from optimum_neuron_torch.emulator.compiler.executors.inductor import InductorProgram, compile_graph, load_code
+from optimum_neuron_torch.emulator.compiler.graph import HostGraph
+
+
+FOLDER = "programs"
+_CODE, _DIGESTS = "code.pickle", "digests.json"
+# What Inductor writes while it compiles and no one needs to load: object files, headers, locks.
+_LEFTOVERS = ("*.o", "*.lock", "*.gch", "locks")
+
+
+def key_of(digest: str, *, threads: int | None = None) -> str:
+    """The name of the program of the graph with a digest: generated loops are split for a number of threads."""
+    facts = f"{digest}|{threads or torch.get_num_threads()}|{cache.own_version()}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:32]
+
+
+def load(key: str) -> InductorProgram | None:
+    """The stored program, for this CPU; None where there is none, or none that loads."""
+    for tag in isa.usable_tags():
+        if program := _load_from(root() / tag / key):
+            return program
+    return None
+
+
+def exists(key: str) -> bool:
+    """Whether there is a program to load, without loading it."""
+    return any((root() / tag / key).is_dir() for tag in isa.usable_tags())
+
+
+def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int | None = None) -> InductorProgram:
+    """
+    The program of `graph`, compiled now unless another process does, or did, that.
+
+    Args:
+        key: of `key_of`.
+        graph: is consumed.
+        name: the vector ISA; None takes the process's.
+        threads: the number of threads it will run with; None takes the process's.
+    """
+    name = name or isa.chosen()
+    parent = root() / isa.tag(name)
+    parent.mkdir(mode=0o700, exist_ok=True, parents=True)
+    with FileLock(parent / f".{key}.lock"):
+        if program := _load_from(parent / key):
+            return program
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".building-", ignore_cleanup_errors=True) as unfinished:
+            folder = Path(unfinished) / "program"
+            folder.mkdir()
+            with cache.inductor_directory(folder), isa.inductor_target(name) as settings:
+                code = compile_graph(graph, threads=threads, settings=settings)
+            _describe(folder, code)
+            folder.rename(parent / key)
+    return InductorProgram(code)
+
+
+@functools.cache
+def _scratch() -> Path:
+    """Where programs go that may not be kept: a private folder that ends with the process."""
+    folder = tempfile.mkdtemp(prefix="optimum-neuron-programs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def root() -> Path:
+    """The folder of all programs."""
+    directory = cache.graph_directory()
+    return (directory or _scratch()) / FOLDER
+
+
+def _describe(folder: Path, code: object) -> None:
+    stored = copy.copy(code)
+    stored.prepare_for_serialization()  # type: ignore[attr-defined]
+    for pattern in _LEFTOVERS:
+        for path in folder.rglob(pattern):
+            _remove(path)
+    (folder / _CODE).write_bytes(pickle.dumps(stored))
+    digests = {str(path.relative_to(folder)): _digest(path) for path in _files(folder)}
+    (folder / _DIGESTS).write_text(json.dumps(digests, indent=1))
+
+
+def _load_from(folder: Path) -> InductorProgram | None:
+    if not folder.is_dir():
+        return None
+    try:
+        return _load(folder)
+    except Exception as error:  # a damaged module or kernel fails in any way Python and the linker know
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"The cached kernels in {folder} are compiled anew: {reason}.", RuntimeWarning, stacklevel=2)
+        _remove(folder)
+        return None
+
+
+def _load(folder: Path) -> InductorProgram:
+    digests = json.loads((folder / _DIGESTS).read_text())
+    for name, digest in digests.items():
+        if _digest(folder / name) != digest:
+            raise ValueError(f"{name} does not match its digest")
+    with cache.inductor_directory(folder):
+        return InductorProgram(load_code(pickle.loads((folder / _CODE).read_bytes())))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
