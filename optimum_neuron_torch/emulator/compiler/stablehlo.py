@@ -19,11 +19,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from optimum_neuron_torch.emulator.compiler.composites import put_calls_back
 from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
-from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
+from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind, value_of
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, take_out_custom_calls
 from optimum_neuron_torch.emulator.compiler.passes.mutations import functionalize_input_writes
 from optimum_neuron_torch.emulator.compiler.passes.negative_indices import wrap_negative_indices
 from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
+from optimum_neuron_torch.emulator.compiler.stable_sorts import make_sorts_stable
 from optimum_neuron_torch.emulator.compiler.tracing import trace_body, trace_on_host
 
 
@@ -39,6 +40,8 @@ class StableHlo:
             itself.
         written: per further result of the module, the input it must be written back to.
         constants: the literals of the traced program, the last arguments.
+        complex_results: positions of the module's results that are complex tensors as their real views. Complex
+            arguments are given as such, too.
     """
 
     module: str
@@ -46,6 +49,7 @@ class StableHlo:
     results: tuple[tuple[bool, Any], ...]
     written: tuple[int, ...]
     constants: tuple[torch.Tensor, ...]
+    complex_results: tuple[int, ...] = ()
 
 
 @functools.cache
@@ -71,7 +75,9 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
     Raises:
         LoweringError: an operator has no lowering; it names the operator, its operands and the user's line.
     """
-    host = trace_on_host(gm, inputs, lowering_decompositions(), kind=kind, open_custom_ops=False)
+    host = trace_on_host(
+        gm, inputs, lowering_decompositions(), kind=kind, open_custom_ops=False, complex_as_pairs=True
+    )
     written = functionalize_input_writes(host.module)
     arguments = _drop_scalar_inputs(host)
     results = _drop_non_tensor_results(host.module)
@@ -82,7 +88,14 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
         results=tuple(results[: len(results) - len(written)]),
         written=tuple(written),
         constants=tuple(host.constants),
+        complex_results=_complex_results(gm),
     )
+
+
+def _complex_results(gm: fx.GraphModule) -> tuple[int, ...]:
+    values = [value_of(result) for result in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return tuple(position for position, value in enumerate(tensors) if value.is_complex())
 
 
 def _drop_scalar_inputs(host: HostGraph) -> list[int]:
@@ -123,6 +136,7 @@ def _import(gm: fx.GraphModule) -> str:
     if calls:
         bodies = [_import_graph(_trace_body(call), context) for call in calls]
         put_calls_back(module, calls, bodies)
+    make_sorts_stable(module)
     return str(module)
 
 

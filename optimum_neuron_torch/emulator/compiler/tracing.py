@@ -21,6 +21,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from optimum_neuron_torch.emulator.compiler.decompositions import host_decompositions
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
+from optimum_neuron_torch.emulator.compiler.passes.complex_pairs import ComplexAsPairs, has_complex, real_view
 from optimum_neuron_torch.emulator.compiler.passes.constants import lift_constants
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
 from optimum_neuron_torch.emulator.compiler.passes.devices import to_host_devices
@@ -40,12 +41,14 @@ def trace_on_host(
     *,
     kind: Kind,
     open_custom_ops: bool = True,
+    complex_as_pairs: bool = False,
 ) -> HostGraph:
     """
     Trace `gm`, AOTAutograd's graph of `inputs` (fake tensors of any device), as a host graph.
 
     The result returns the same shapes, dtypes and, where they are dense, strides as `gm`; its placeholders are those
     of `gm`, then one per constant. With `open_custom_ops` custom operators whose body is known are traced through.
+    With `complex_as_pairs` no tensor in it is complex: at its border they are their real views.
     """
     fake_mode = _fake_mode(inputs)
     lifted, constants = lift_constants(gm)
@@ -53,7 +56,11 @@ def trace_on_host(
     host_inputs = [_on_host(value, fake_mode) for value in (*inputs, *constants)]
     table = {**host_decompositions(), **(decompositions or {})}
     # The interpreter, not the module, is traced: it maps devices and opens custom operators on the way.
-    interpreter = _HostInterpreter(lifted, table, open_custom_ops)
+    if complex_as_pairs and has_complex(lifted):
+        interpreter: _HostInterpreter = _PairInterpreter(lifted, table, open_custom_ops)
+        host_inputs = [real_view(value) for value in host_inputs]
+    else:
+        interpreter = _HostInterpreter(lifted, table, open_custom_ops)
     with _neutral_tracing_state(), fake_mode:
         traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=table)(*host_inputs)
     match_outputs(traced, like=gm)
@@ -76,6 +83,10 @@ class _HostInterpreter(fx.Interpreter):
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
         return super().call_function(target, args, kwargs)
+
+
+class _PairInterpreter(ComplexAsPairs, _HostInterpreter):
+    """Runs the nodes with complex tensors as pairs of real ones."""
 
 
 def trace_body(body: Callable[..., Any], operands: Sequence[torch.Tensor], table: Decompositions) -> fx.GraphModule:

@@ -21,9 +21,12 @@ LOWERING_GAPS = (
     "convolution_backward",
     "empty",
     "grouped_mm",
+    "hypot",
     "max_pool_backward",
     "slice_scatter",
+    "sort",
     "squeeze",
+    "unfold",
     "weight_norm",
 )
 

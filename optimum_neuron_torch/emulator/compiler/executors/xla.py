@@ -16,6 +16,7 @@ import torch
 from optimum_neuron_torch.emulator.compiler.errors import NeuronCompilerError
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
+from optimum_neuron_torch.emulator.compiler.passes.complex_pairs import real_view
 from optimum_neuron_torch.emulator.compiler.stablehlo import StableHlo
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
@@ -42,8 +43,10 @@ class XlaProgram:
                 outputs = self._executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
             computed = [torch.from_dlpack(output[0]).clone() for output in outputs]
         count = len(computed) - len(lowered.written)
+        for position in lowered.complex_results:
+            computed[position] = torch.view_as_complex(computed[position])
         for position, value in zip(lowered.written, computed[count:], strict=True):
-            args[position].copy_(value)
+            real_view(args[position]).copy_(value)
         return [computed[value] if is_tensor else value for is_tensor, value in lowered.results]
 
     def prepare_for_storage(self) -> XlaProgram:
@@ -99,4 +102,4 @@ def _compile(module: str) -> Any:
 
 
 def _compact(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().contiguous()
+    return real_view(value.detach()).contiguous()

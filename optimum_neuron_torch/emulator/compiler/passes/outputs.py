@@ -13,6 +13,7 @@ from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from optimum_neuron_torch.emulator.compiler.graph import value_of
+from optimum_neuron_torch.emulator.compiler.passes.complex_pairs import real_view
 
 
 def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
@@ -32,6 +33,8 @@ def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
 def _match(graph: fx.Graph, node: Any, promised: Any) -> Any:
     if not isinstance(node, fx.Node) or not isinstance(promised, torch.Tensor):
         return node
+    if promised.is_complex() and not node.meta["val"].is_complex():
+        promised = real_view(promised)
     if node.meta["val"].dtype != promised.dtype:
         node = _call(graph, torch.ops.aten._to_copy.default, node, dtype=promised.dtype)
     if not has_known_layout(promised):
