@@ -20,7 +20,11 @@ import torch
 _INTERNAL = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_is_hf_initialized"}
 # Attributes that no graph depends on: where a model came from, how tokens are chosen, what was warned about.
 _UNRELATED = frozenset({"generation_config", "name_or_path", "warnings_issued", "hf_device_map", "model_tags"})
-_UNRELATED_OF_CONFIG = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "_diffusers_version"})
+# Half of a transformer's attributes, and its forward reads none of them.
+_UNREAD = {torch.nn.Linear: frozenset({"in_features", "out_features", "training"})}
+_UNRELATED_OF_CONFIG = frozenset(
+    {"_name_or_path", "_commit_hash", "transformers_version", "_diffusers_version", "architectures"}
+)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, slice, range)
 _TORCH_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _DEEPEST = 6
@@ -48,7 +52,7 @@ class ModuleState:
         self._attributes = [module.__dict__ for module in modules]
         self._sizes = list(map(len, self._attributes))
         self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-        self._hook_counts = list(map(len, self._hooks))
+        self._hook_counts, self._has_hooks = list(map(len, self._hooks)), any(self._hooks)
         self._children = [module._modules for module in modules if module._modules]
         self._child_copies = [dict(children) for children in self._children]
         self._tensor_dicts = [
@@ -76,7 +80,7 @@ class ModuleState:
         try:
             return (
                 list(map(len, self._attributes)) == self._sizes
-                and list(map(len, self._hooks)) == self._hook_counts
+                and (list(map(len, self._hooks)) == self._hook_counts if self._has_hooks else not any(self._hooks))
                 and self._children == self._child_copies
                 and all(map(operator.is_, chain.from_iterable(map(dict.values, self._tensor_dicts)), self._tensors))
                 and list(map(_dtype_of, self._real_tensors)) == self._dtypes
@@ -150,10 +154,11 @@ def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
 
 def _state_names(module: torch.nn.Module) -> list[str]:
     """The instance attributes that a trace may depend on."""
+    unread = _UNREAD.get(type(module), ())
     return [
         name
         for name in module.__dict__
-        if name not in _INTERNAL and name not in _UNRELATED and not name.startswith("_neuron_")
+        if name not in _INTERNAL and name not in _UNRELATED and name not in unread and not name.startswith("_neuron_")
     ]
 
 
