@@ -1,13 +1,13 @@
 """The compiled functions of one prepared object: one per (function, bucket), made when first called.
 
-A function is loaded where this machine has compiled it before, in any process; else it is compiled ahead of its first
-call and stored. What cannot be stored is compiled by torch.compile, at its first call.
+The guards by which Dynamo recognises a call cost more than the rest of its host time, so they are dropped once a
+function was made; keys hold what they held (`keys.py`, `state.py`).
 """
 
 import logging
 import threading
-import warnings
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,20 +15,14 @@ import torch
 from .. import runtime
 from ..config import NeuronConfig
 from ..report import Ledger
-from . import aot
-from .artifacts import Artifact, ArtifactStore, Header
-from .keys import artifact_key, process_state, signature, why_not_storable
+from .keys import process_state, signature
+from .manifest import GraphEntry, Manifest, bucket_of
 from .progress import compiling
-from .sources import digests
 from .state import ModuleState
+from .stored import Made, Maker
 
 
 logger = logging.getLogger(__name__)
-
-# Recompilations that Dynamo may make of one function that is not stored; what the plugin knows of is in its key.
-RECOMPILE_LIMIT = 8
-# torch.compile makes one function at a time, in whichever thread; so does compiling ahead.
-_making = threading.RLock()
 
 
 class Graphs:
@@ -49,6 +43,7 @@ class Graphs:
         self._compiled: dict[tuple, Callable] = {}
         self._buckets: set[tuple] = set()
         self._states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
+        self._manifest: Manifest | None = None
         self._lock = threading.RLock()
         self._has_said_why = False
 
@@ -65,7 +60,7 @@ class Graphs:
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         """Run `step(*args)` compiled for (function, key), the state of the modules among `args`, and the process's.
 
-        `step` is importable, so that what was compiled can be stored. The key tells tensors of different sizes apart.
+        `step` is importable, so that what was compiled can be stored. A key begins with the bucket's items.
         """
         if self.config.compile is False:
             return step(*args)
@@ -73,13 +68,17 @@ class Graphs:
             states = [self._state(arg) for arg in args if isinstance(arg, torch.nn.Module)]
             known = (function, key, *states, signature(args), process_state())
             compiled = self._compiled.get(known)
-            if compiled is None:
-                with compiling(f"{self.ledger.name}, {_described(function, key)}"):
-                    compiled, result = self._first_call(function, key, states, step, args)
-                self._compiled[known] = compiled
-                self._buckets.add((function, key))
-                return result
-            return compiled(*args)
+            if compiled is not None:
+                return compiled(*args)
+            started = time.perf_counter()
+            bucket = _described(function, key)
+            with compiling(f"{self.ledger.name}, {bucket}"):
+                made = Maker(self.ledger.name, self.config.options, bucket).make(step, key, states, args)
+                result = made.call(*args)
+            self._compiled[known] = made.call
+            self._buckets.add((function, key))
+            self._note(made, function, key, args, time.perf_counter() - started)
+            return result
 
     def _state(self, module: torch.nn.Module) -> str:
         entry = self._states.get(id(module))
@@ -87,93 +86,30 @@ class Graphs:
             entry = self._states[id(module)] = (module, ModuleState(module))
         return entry[1].digest()
 
-    # ---- making ---------------------------------------------------------------------------------------------------
-
-    def _first_call(
-        self, function: str, key: tuple, states: Sequence[str], step: Callable, args: Sequence[Any]
-    ) -> tuple[Callable, Any]:
-        """The compiled function, and what it returned for `args`."""
-        store, reason = ArtifactStore.open(), why_not_storable(step, args)
-        options = runtime.compile_options(self.ledger.name, self.config.options, _described(function, key))
-        name = artifact_key(step, key, states, args, self.config.options)
-        if not aot.is_available():
-            reason = "this torch cannot compile ahead of a call"
-        if store is None or name is None or reason is not None:
-            self._say_why(reason or "the compile backend keeps no directory of graphs")
-            compiled = self._compile_at_first_call(step, options)
-            return compiled, compiled(*args)
-        with _making:
-            compiled = self._load(store, name, args)
-            if compiled is None:
-                with store.lock(name):
-                    compiled = self._load(store, name, args)  # another process may have compiled it meanwhile
-                    if compiled is None:
-                        compiled = self._compile_and_store(store, name, step, args, options)
-        return compiled, compiled(*args)
-
-    def _load(self, store: ArtifactStore, name: str, args: Sequence[Any]) -> Callable | None:
-        """A stored function that serves `args`, or None."""
-        for artifact in store.variants(name):
-            compiled = self._load_variant(store, artifact, args)
-            if compiled is not None:
-                store.touch(artifact)
-                return compiled
-        return None
-
-    def _load_variant(self, store: ArtifactStore, artifact: Artifact, args: Sequence[Any]) -> Callable | None:
-        try:
-            with runtime.model_named(self.ledger.name):
-                return aot.checked(aot.load(artifact.payload), args)
-        except aot.RefusedError as error:
-            logger.info("%s is not for this call of %s: %s", artifact.path, self.ledger.name, error)
-        except Exception as error:  # unpickling fails in any way
-            if runtime.is_compiler_error(error):
-                raise
-            store.discard(artifact, f"{type(error).__name__}: {error}")
-        return None
-
-    def _compile_and_store(
-        self, store: ArtifactStore, name: str, step: Callable, args: Sequence[Any], options: dict[str, Any]
-    ) -> Callable:
-        try:
-            compiled = aot.compile_ahead(step, args, options)
-        except torch._dynamo.exc.Unsupported:
-            raise
-        except Exception as error:  # torch.compile either works, or raises what the user should see
-            logger.debug("compiling ahead failed", exc_info=True)
-            self._say_why(f"{type(error).__name__}: {error}")
-            return self._compile_at_first_call(step, options)
-        try:
-            header = Header(f"{step.__module__}.{step.__qualname__}", digests(aot.traced_modules(compiled)))
-            store.add(name, header, aot.dump(compiled))
-        except OSError as error:
-            warnings.warn(f"A compiled graph was not stored: {error}", RuntimeWarning, stacklevel=2)
-        except Exception as error:  # what a graph holds may not pickle
-            self._say_why(f"{type(error).__name__}: {error}")
-        return aot.checked(compiled, args)
-
-    def _compile_at_first_call(self, step: Callable, options: dict[str, Any]) -> Callable:
-        return torch.compile(
-            step,
-            backend="neuron",
-            fullgraph=True,
-            dynamic=False,
-            options=options,
-            recompile_limit=RECOMPILE_LIMIT,
-            isolate_recompiles=True,
-        )
-
-    def _say_why(self, reason: str) -> None:
-        if not self._has_said_why:
+    def _note(self, made: Made, function: str, key: tuple, args: tuple, seconds: float) -> None:
+        """Enter a function into the model's manifest; say once why functions are not stored."""
+        if made.reason is not None and not self._has_said_why:
             self._has_said_why = True
             logger.info(
                 "%s: compiled functions are not stored, so that each process traces them again (%s)",
                 self.ledger.name,
-                reason.splitlines()[0],
+                made.reason.splitlines()[0],
             )
+        module = next((arg for arg in args if isinstance(arg, torch.nn.Module)), None)
+        if module is not None and runtime.graph_directory() is not None:
+            self._manifest = Manifest(module)
+        if self._manifest is not None:  # the functions without a module among their arguments come after one that has
+            entry = GraphEntry.of(function, bucket_of(key) or _sizes(args), made.file, seconds)
+            (self._manifest.loaded if made.is_loaded else self._manifest.compiled)(entry)
+
+
+def _sizes(args: tuple) -> dict[str, int]:
+    """The sizes of the first tensor, for a function that runs at exact shapes."""
+    first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+    return {} if first is None else {f"axis{axis}": size for axis, size in enumerate(first.shape)}
 
 
 def _described(function: str, key: tuple) -> str:
     """`decode, batch 4, cache 128`: the function and the sizes of its key."""
-    sizes = [part for part in key if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str)]
-    return ", ".join([function, *(f"{axis} {size}" for axis, size in sizes if isinstance(size, (int, tuple)))])
+    sizes = bucket_of(key)
+    return ", ".join([function, *(f"{axis} {size}" for axis, size in sizes.items())])

@@ -58,6 +58,9 @@ class ModuleState:
         self._tensor_dicts = [
             tensors for module in modules for tensors in (module._parameters, module._buffers) if tensors
         ]
+        self._empty = [
+            held for module in modules for held in (module._modules, module._parameters, module._buffers) if not held
+        ]
         self._tensors = list(chain.from_iterable(map(dict.values, self._tensor_dicts)))
         self._real_tensors = [tensor for tensor in self._tensors if tensor is not None]
         self._dtypes = list(map(_dtype_of, self._real_tensors))
@@ -81,6 +84,7 @@ class ModuleState:
             return (
                 list(map(len, self._attributes)) == self._sizes
                 and (list(map(len, self._hooks)) == self._hook_counts if self._has_hooks else not any(self._hooks))
+                and not any(self._empty)
                 and self._children == self._child_copies
                 and all(map(operator.is_, chain.from_iterable(map(dict.values, self._tensor_dicts)), self._tensors))
                 and list(map(_dtype_of, self._real_tensors)) == self._dtypes
@@ -116,10 +120,11 @@ def describe(value: Any, depth: int = 0) -> Any:
         return [type(value).__name__, *sorted(repr(describe(part, depth + 1)) for part in value)]
     if isinstance(value, dict):
         return [type(value).__name__, *((describe(k, depth + 1), describe(v, depth + 1)) for k, v in value.items())]
+    # Not only a dataclass's fields: configurations keep the attention implementation beside them.
+    attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
     if is_dataclass(value):
-        return [_name_of(type(value)), *((f.name, describe(getattr(value, f.name), depth + 1)) for f in fields(value))]
+        attributes = {field.name: getattr(value, field.name) for field in fields(value)} | attributes
     unrelated = _UNRELATED_OF_CONFIG if _is_config(value) else ()
-    attributes = getattr(value, "__dict__", {})
     return [
         _name_of(type(value)),
         *((name, describe(part, depth + 1)) for name, part in attributes.items() if name not in unrelated),

@@ -1,5 +1,6 @@
 """Compiling the buckets of a prepared model ahead of use, with a progress bar."""
 
+import itertools
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import runtime
+from ..buckets.manifest import Manifest
 from ..buckets.progress import own_display
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import Buckets, Growth
@@ -39,10 +41,14 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
     if buckets is not None:
         check_axes(model, buckets)
     generation = prepared.generation.get() if prepared.generation is not None else None
-    if generation is not None:
-        steps = _served(_generation_steps(generation, buckets), generation.axes())
+    axes = generation.axes() if generation is not None else prepared.module.axis_sizes
+    steps = _met_steps(model, prepared.module, generation, axes) if buckets is None else []
+    if steps:
+        steps = _served(steps, axes)
+    elif generation is not None:
+        steps = _served(_generation_steps(generation, buckets), axes)
     else:
-        steps = _served(_forward_steps(prepared.module, buckets), prepared.module.axis_sizes)
+        steps = _served(_forward_steps(prepared.module, buckets), axes)
     if not steps:
         warnings.warn(
             f"nothing of {prepared.ledger.name} can be warmed up: no combination of buckets fits together, or its "
@@ -75,6 +81,32 @@ def _served(steps: Iterable[Step], own: dict[str, AxisSizes]) -> list[Step]:
         if step not in served:
             served.append(step)
     return served
+
+
+def _met_steps(model: torch.nn.Module, module: Any, generation: Any, axes: dict[str, AxisSizes]) -> list[Step]:
+    """For automatic axes the sizes that the model's manifest has met, together as it met them, and explicit lists
+    whole. Nothing for a model that was never run, or without automatic axes.
+    """
+    manifest = Manifest(model)
+    if generation is not None:
+        function = "generate"
+        met = [
+            {"batch": bucket["batch"], "sequence": bucket["block"], "cache": bucket["cache"]}
+            for bucket in manifest.buckets("prefill")
+            if {"batch", "block", "cache"} <= bucket.keys()
+        ]
+    else:
+        function = module.function
+        met = [bucket for bucket in manifest.buckets(function) if bucket.keys() == axes.keys()]
+    listed = {name: sizes.sizes for name, sizes in axes.items() if isinstance(sizes.sizes, tuple)}
+    if len(listed) == len(axes):
+        return []
+    steps = [
+        (function, {**bucket, **dict(zip(listed, sizes, strict=True))})
+        for bucket in met
+        for sizes in itertools.product(*listed.values())
+    ]
+    return [(function, step) for function, step in steps if step["sequence"] <= step.get("cache", step["sequence"])]
 
 
 def _generation_steps(generation: Any, buckets: Buckets | None) -> Iterator[Step]:

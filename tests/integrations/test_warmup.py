@@ -26,9 +26,25 @@ def model(tiny_llama):
     ],
     ids=str,
 )
-def test_what_it_would_compile(model, buckets, expected):
+def test_what_it_would_compile(model, buckets, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))  # where nothing is known of the model
     steps = ont.warmup(model, buckets, dry_run=True)
     assert [(bucket["batch"], bucket["sequence"], bucket["cache"]) for _, bucket in steps] == expected
+
+
+def test_automatic_axes_are_what_the_model_has_met(tiny_bert, tmp_path, monkeypatch):
+    """In any process: another object of the same model knows of them."""
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    for shape in ((3, 40), (1, 7)):
+        model = AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG)
+        with torch.no_grad():
+            model(torch.ones(shape, dtype=torch.long))
+    met = [{"batch": 1, "sequence": 32}, {"batch": 4, "sequence": 64}]
+    assert [bucket for _, bucket in ont.warmup(model, dry_run=True)] == met
+    batches = ont.NeuronConfig(buckets=ont.Buckets(batch=[2, 8]), options=CONFIG.options)
+    listed = ont.prepare(model, batches)
+    sizes = [tuple(bucket.values()) for _, bucket in ont.warmup(listed, dry_run=True)]
+    assert sizes == [(2, 32), (8, 32), (2, 64), (8, 64)]
 
 
 @pytest.mark.parametrize(
