@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,21 @@ def model_named(name: str) -> Iterator[None]:
             yield
         finally:
             set_name(previous)
+
+
+def pending_compilations() -> int:
+    """How many graphs run in a slow form until the backend has compiled them; 0 where graphs have one form."""
+    function = getattr(_package(".neuron_dynamo_backend"), "pending_compilations", None)
+    return 0 if function is None else function()
+
+
+def finish_compilations(progress: Callable[[int], None]) -> None:
+    """Wait until every graph runs in its fast form; `progress` hears how many are left. Where graphs have one form
+    nothing happens.
+    """
+    function = getattr(_package(".neuron_dynamo_backend"), "finish_compilations", None)
+    if function is not None:
+        function(progress)
 
 
 def is_compile_only() -> bool:

@@ -69,6 +69,16 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
             else:
                 _warm_forward(model, prepared.module, bucket)
             advance(None, 1)
+    if graphs := runtime.pending_compilations():
+        with _bar("compiling kernels", graphs, progress) as advance:
+            done = 0
+
+            def finished(left: int) -> None:
+                nonlocal done
+                advance(None, graphs - left - done)
+                done = graphs - left
+
+            runtime.finish_compilations(finished)
     runtime.mark_warm()
     return steps
 

@@ -6,6 +6,7 @@ from diffusers import UNet2DModel
 from transformers import AutoModel, AutoModelForCausalLM, ViTConfig, ViTForImageClassification
 
 import optimum_neuron_torch as ont
+from optimum_neuron_torch import runtime
 from tests.tiny_models import save
 
 
@@ -79,6 +80,16 @@ def test_a_model_in_training_mode_is_warmed_and_stays_so(tiny_bert, ids):
     ont.warmup(model, ont.Buckets(batch=[4], sequence=[16]), progress=False)
     assert model.training
     assert [use.bucket for use in ont.report(model).buckets] == [{"batch": 4, "sequence": 32}]
+
+
+def test_graphs_run_their_compiled_programs_after_it(tiny_bert, capfd):
+    """By default graphs are interpreted at first: warming up is what ends that."""
+    model = AutoModel.from_pretrained(tiny_bert, device_map="neuron")
+    ont.warmup(model, ont.Buckets(batch=[1], sequence=[16]))
+    assert runtime.pending_compilations() == 0
+    (record,) = [record for record in runtime.graph_records() if record["model_name"] == ont.report(model).name]
+    assert record["executor"] == "inductor"
+    assert "compiling kernels" in capfd.readouterr().err
 
 
 def test_a_model_elsewhere_is_refused(tiny_bert):
