@@ -25,6 +25,7 @@ EMULATOR_ONLY = [
     ("torch_neuronx", "is_emulated"),
     ("torch_neuronx.metrics", "mark_warm"),
     ("torch_neuronx.neuron_dynamo_backend", "compiler_version"),
+    ("torch_neuronx.neuron_dynamo_backend", "get_graph_breaks"),
     ("torch_neuronx.neuron_dynamo_backend", "graph_directory"),
 ]
 # Documented, or seen in users' code, but of the same origin.

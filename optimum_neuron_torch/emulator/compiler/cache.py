@@ -33,7 +33,7 @@ from torch._inductor.codecache import sha256_hash
 from torch._inductor.output_code import OutputCode
 
 from optimum_neuron_torch.emulator import device
-from optimum_neuron_torch.emulator.compiler import artifacts, metrics
+from optimum_neuron_torch.emulator.compiler import artifacts, eviction, metrics
 from optimum_neuron_torch.emulator.compiler.announcing import announce
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
 from optimum_neuron_torch.emulator.compiler.errors import RecompileError
@@ -149,6 +149,7 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
         contextlib.ExitStack() as locks,
         inductor_directory(directory),
     ):
+        eviction.limit()  # a size that cannot be read is an error before anything is compiled
         token = _locks.set(locks)
         try:
             yield
@@ -157,6 +158,7 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
             raise
         finally:
             _locks.reset(token)
+    eviction.trim(directory)
 
 
 # Where Inductor keeps its files is a variable of the process: one thread at a time may have changed it.

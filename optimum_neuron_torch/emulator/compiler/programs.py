@@ -13,6 +13,7 @@ import copy
 import functools
 import hashlib
 import json
+import os
 import pickle
 import shutil
 import tempfile
@@ -121,6 +122,8 @@ def _load(folder: Path) -> InductorProgram:
     for name, digest in digests.items():
         if _digest(folder / name) != digest:
             raise ValueError(f"{name} does not match its digest")
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # what was not used for long is evicted first
     with cache.inductor_directory(folder):
         return InductorProgram(load_code(pickle.loads((folder / _CODE).read_bytes())))
 
