@@ -4,6 +4,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from .entries import Entry, Undo, put, replace
 
 
@@ -77,6 +79,26 @@ def _place_pipelines(module: ModuleType) -> Undo:
     return replace(module.Pipeline, "__init__", wrap)
 
 
+def _install_hooks_while_traced(module: ModuleType) -> Undo:
+    def wrap(stock: Any) -> Any:
+        def install(model: Any) -> None:
+            stock(model)
+
+        # As torch.compiler.assume_constant_result() marks it, which would import Dynamo: run once, while tracing.
+        install._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+        @wraps(stock)
+        def maybe_install_capturing_hooks(model: Any) -> None:
+            if torch.compiler.is_compiling():
+                install(model)
+            else:
+                stock(model)
+
+        return maybe_install_capturing_hooks
+
+    return replace(module, "maybe_install_capturing_hooks", wrap)
+
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "transformers: from_pretrained prepares",
@@ -101,6 +123,12 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers.generation.utils",
         _decide_on_host,
         "candidates that go to input_ids.device, not to self.device, in _assisted_decoding",
+    ),
+    Entry(
+        "transformers: first call with hidden states compiles",
+        "transformers.utils.output_capturing",
+        _install_hooks_while_traced,
+        "a lock that Dynamo can enter, or none while tracing, in maybe_install_capturing_hooks",
     ),
     Entry(
         "transformers: pipelines end on neuron",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch.wiring import ENTRIES, wired
@@ -43,3 +44,15 @@ print(model.device, model.config._attn_implementation, "_neuron_prepared" in var
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.stdout.strip() == "neuron:0 nki True", result.stderr
+
+
+def test_the_first_call_of_a_compiled_model_may_ask_for_hidden_states(tiny_bert, ids):
+    """Stock Transformers installs the hooks under a lock, on which tracing the whole graph stops."""
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(tiny_bert).eval()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)(ids, output_hidden_states=True)
+        expected = model(ids, output_hidden_states=True)
+    assert len(compiled.hidden_states) == 3
+    torch.testing.assert_close(compiled.hidden_states, expected.hidden_states)

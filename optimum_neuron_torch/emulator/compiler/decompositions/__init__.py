@@ -16,17 +16,22 @@ import torch
 HOST_GAPS = ("histogram",)
 LOWERING_GAPS = (
     *HOST_GAPS,
+    "any_dims",
     "attention",
     "batch_norm",
     "convolution_backward",
     "empty",
+    "empty_slice",
     "grouped_mm",
     "hypot",
+    "masked_assignment",
     "max_pool_backward",
+    "remainder",
     "slice_scatter",
     "sort",
     "squeeze",
     "unfold",
+    "unsigned_comparison",
     "weight_norm",
 )
 

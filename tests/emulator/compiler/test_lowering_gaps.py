@@ -1,0 +1,108 @@
+"""What torch-mlir lacks or gets wrong, and a decomposition closes: the lowered graph, run by XLA, against the CPU."""
+
+import pytest
+import torch
+
+from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
+
+
+aten = torch.ops.aten
+
+
+def _assign(x, mask):
+    x = x.clone()
+    x[mask] = 2.0
+    return x + 1
+
+
+def _checked(x):
+    torch._check((x < 100).all().item())
+    return x * 2
+
+
+# Functions of floating point numbers x (4, 6, 5), whole numbers i and booleans b (4, 6).
+GAPS = {
+    "any_dims": {
+        "all": lambda x, i, b: b.all(),
+        "any of axes": lambda x, i, b: aten.any.dims(b, [0, 1]),
+        "any of axes, kept": lambda x, i, b: aten.any.dims(x > 2, [0, -1], True),
+    },
+    "empty_slice": {
+        "nothing": lambda x, i, b: x[:0] * 2,
+        "nothing of the middle": lambda x, i, b: x[:, 2:2] + 1,
+        "sum of nothing": lambda x, i, b: x[3:3].sum() + x.sum(),
+        "product with nothing": lambda x, i, b: x[:0] @ x[0].T,
+        "joined to nothing": lambda x, i, b: torch.cat([x[:0], x * 2]),
+        "something": lambda x, i, b: x[1:3, ::2],
+    },
+    "masked_assignment": {
+        "a number": lambda x, i, b: _assign(x, b),
+        "a mask of all axes": lambda x, i, b: _assign(x, x > 0),
+        "a row": lambda x, i, b: x.index_put((b,), x[0, 0]),
+        "added": lambda x, i, b: x.index_put((b,), x[0, 0], accumulate=True),
+    },
+    "remainder": {
+        "fmod": lambda x, i, b: torch.fmod(i, 7),
+        "fmod by a negative number": lambda x, i, b: torch.fmod(i, -7),
+        "fmod by a tensor": lambda x, i, b: torch.fmod(i, i.flip(0) * 2 + 1),
+        "fmod of real numbers": lambda x, i, b: torch.fmod(x, 0.3),
+        "remainder": lambda x, i, b: i % 7,
+        "remainder by a negative number": lambda x, i, b: i % -7,
+        "remainder by a tensor": lambda x, i, b: i % (i.flip(0) * 2 + 1),
+        "remainder of a number": lambda x, i, b: 5 % (i.abs() + 1),
+        "remainder of real numbers": lambda x, i, b: torch.remainder(x, -0.3),
+        "remainder of real tensors": lambda x, i, b: torch.remainder(x, x.flip(0)),
+        # PyTorch takes it apart into indices and their remainders.
+        "roll of axes": lambda x, i, b: torch.roll(x, (1, -2), (0, -1)),
+        "roll over the end": lambda x, i, b: torch.roll(x, 9, 1),
+        "roll of all": lambda x, i, b: torch.roll(x, -3),
+    },
+    "unsigned_comparison": {
+        "equal": lambda x, i, b: b == b.flip(0),
+        "unequal": lambda x, i, b: b != b.flip(0),
+        "greater": lambda x, i, b: b > b.flip(0),
+        "at most": lambda x, i, b: b <= b.flip(0),
+        "with a number": lambda x, i, b: b == 1,
+        "of bytes": lambda x, i, b: i.to(torch.uint8) > 200,
+        "of bytes and whole numbers": lambda x, i, b: i.to(torch.uint8) == i,
+        "a diagonal": lambda x, i, b: x[0, :5] * torch.eye(5, device=x.device),
+    },
+    "assertions": {"a check of values": lambda x, i, b: _checked(x)},
+}
+CASES = [(gap, case) for gap, cases in GAPS.items() for case in cases]
+
+
+@pytest.mark.parametrize(("gap", "case"), CASES, ids=[f"{gap}-{case}" for gap, case in CASES])
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_lowered_equals_cpu(gap, case, records):
+    function = GAPS[gap][case]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 6, 5, generator=generator)
+    i, b = torch.randint(-50, 50, (4, 6), generator=generator), torch.rand(4, 6, generator=generator) > 0.5
+    compiled = torch.compile(function, backend="neuron", dynamic=False, fullgraph=True, options={"executor": "xla"})
+    with torch.no_grad():
+        expected, found = function(x, i, b), compiled(x.to("neuron"), i.to("neuron"), b.to("neuron"))
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
+    assert {record["lowering"] for record in records()} == {"checked"}
+
+
+@pytest.mark.parametrize("gap", [gap for gap in GAPS if gap != "assertions"])
+def test_torch_mlir_still_needs_it(gap, monkeypatch, tmp_path):
+    """Without the decomposition a case fails or is wrong: else upstream closed the gap, and the file can go."""
+    from importlib import import_module
+
+    from optimum_neuron_torch.emulator.compiler import decompositions, stablehlo
+
+    ours = import_module(f"{decompositions.__name__}.{gap}").DECOMPOSITIONS
+    stock = {**lowering_decompositions(), **torch._decomp.core_aten_decompositions()}
+    table = {op: body for op, body in stock.items() if ours.get(op) is not body}
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))  # graphs lowered with it are stored in the other one
+    monkeypatch.setattr(stablehlo, "lowering_decompositions", lambda: table)
+    failed = []
+    for case in GAPS[gap]:
+        torch._dynamo.reset()
+        try:
+            test_lowered_equals_cpu(gap, case, lambda: [{"lowering": "checked"}])
+        except Exception:
+            failed.append(case)
+    assert failed
