@@ -14,6 +14,11 @@ def _offsets() -> torch.Tensor:
     return torch.tensor([3, 3, 7, 9], dtype=torch.int32)
 
 
+def _triangular(size: int, *batch: int) -> torch.Tensor:
+    """Well conditioned, full: what is not to be read is there to be read."""
+    return torch.randn(*batch, size, size) / size + 2 * torch.eye(size)
+
+
 CASES = {
     "stable sort": (lambda x: x.sort(stable=True), (torch.randint(0, 3, (5, 40)),)),
     "stable sort, descending": (
@@ -24,10 +29,19 @@ CASES = {
     "smallest": (lambda x: x.topk(2, largest=False, sorted=False)[1].sum(-1), (torch.randn(5, 9),)),
     "unfold": (lambda x: x.unfold(1, 4, 3), (torch.randn(2, 11, 3),)),
     "unfold, a whole axis": (lambda x: x.unfold(-1, 3, 1), (torch.randn(2, 3),)),
+    "lower solve": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+        (_triangular(13, 2, 1), torch.randn(2, 3, 13, 4)),
+    ),
+    "upper solve": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), (_triangular(8), torch.randn(8, 3))),
+    "solve from the right": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False, unitriangular=True),
+        (_triangular(6, 2), torch.randn(2, 3, 6)),
+    ),
     "hypot": (torch.hypot, (torch.tensor([3e30, 0.0, -1.0, 1e-30]), torch.tensor([4e30, 0.0, float("inf"), 1e-30]))),
     "grouped product": (_grouped, (torch.randn(10, 6), torch.randn(4, 6, 5), _offsets())),
 }
-GRADIENTS = ("unsorted topk", "unfold", "grouped product")
+GRADIENTS = ("unsorted topk", "unfold", "grouped product", "lower solve", "upper solve")
 
 
 def _compile(function):

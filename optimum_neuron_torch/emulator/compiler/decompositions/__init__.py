@@ -28,6 +28,7 @@ LOWERING_GAPS = (
     "max_pool_backward",
     "remainder",
     "slice_scatter",
+    "solve_triangular",
     "sort",
     "squeeze",
     "unfold",
