@@ -121,17 +121,43 @@ def strict(*kinds: str) -> Iterator[None]:
 
 
 def export_cache(path: str | Path, obj: Any = None, *, isa: str | None = None, threads: int | None = None) -> Path:
-    """Write compiled graphs into one file for other machines. Not implemented yet."""
-    raise NotImplementedError(
-        "export_cache() is not implemented yet: copy the directory OPTIMUM_NEURON_CACHE points to instead"
-    )
+    """Write compiled graphs into one file, for machines that only load them.
+
+    Args:
+        path: the file to write, a zip; it appears when it is whole.
+        obj: a prepared model or pipeline, whose graphs are written; None writes the whole cache.
+        isa: a named level of vector instructions ("avx2", "avx512") that all those machines have; kernels for it are
+            compiled where they are missing. None takes what this process compiles for, which is this CPU alone unless
+            NEURON_EMULATOR_ISA says otherwise.
+        threads: the number of threads they will run with, which is part of a graph; None takes this process's.
+
+    Returns the path. Raises ValueError where there is nothing to write, for an ISA that is not known or that this CPU
+    does not have, and for a number of threads that nothing was compiled for.
+    """
+    from .buckets import archive
+
+    models = None if obj is None else _models_of(obj)
+    return archive.write(Path(path), models, isa=isa, threads=threads)
 
 
 def import_cache(path: str | Path, *, trust: bool = False) -> int:
-    """Read a file of export_cache(). Not implemented yet."""
-    raise NotImplementedError(
-        "import_cache() is not implemented yet: set OPTIMUM_NEURON_CACHE to a copied cache directory instead"
-    )
+    """Take the graphs in a file of export_cache() into the compile cache.
+
+    Compiled graphs are code. What the file holds is checked against its own digests, which shows damage and not who
+    made it: `trust=True` says that you trust its origin as you trust a program that you run.
+
+    Returns the number of compiled functions taken. Raises PermissionError without `trust`, and
+    ValueError for a file that is damaged, that is for other versions or another kind of machine, or that is none of
+    ours; nothing of it is kept then. Kernels for another CPU are no error: they are compiled again, with a warning.
+    """
+    from .buckets import archive
+
+    if not trust:
+        raise PermissionError(
+            f"import_cache({str(path)!r}) takes code from that file, which runs when a model is called (kernels, "
+            "pickled graphs). Where you trust who made it: import_cache(path, trust=True)."
+        )
+    return archive.read(Path(path))
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------

@@ -217,6 +217,24 @@ def graph_directory() -> Path | None:
     return None if function is None else function()
 
 
+def graph_programs(digests: list[str], *, isa: str | None, threads: int | None, build_missing: bool) -> list[Path]:
+    """The folders of the compiled programs of graphs (named by `program` in their records) for a vector ISA and a
+    number of threads, made where they are missing and `build_missing`. None of them where the backend does not say.
+
+    Raises LookupError for a graph that would have to be in use in this process, ValueError for an unknown ISA.
+    """
+    function = getattr(_package(".neuron_dynamo_backend"), "graph_programs", None)
+    if function is None:
+        return []
+    return function(digests, isa=isa, threads=threads, build_missing=build_missing)
+
+
+def usable_programs() -> list[str] | None:
+    """Names of the folders of compiled programs that this process can run; None where the backend does not say."""
+    function = getattr(_package(".neuron_dynamo_backend"), "usable_programs", None)
+    return None if function is None else function()
+
+
 def is_compiler_error(error: BaseException) -> bool:
     """Whether the compile backend itself raised `error`, to be passed on; False where it has no errors of its own."""
     kind = getattr(_package(".neuron_dynamo_backend"), "NEFFCompilationError", None)

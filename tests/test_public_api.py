@@ -45,9 +45,7 @@ def test_all_names_exist_and_no_others():
         ont.prepair  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "call", [lambda: ont.export_cache("x"), lambda: ont.import_cache("x"), lambda: ont.nki.simulation().__enter__()]
-)
+@pytest.mark.parametrize("call", [lambda: ont.nki.simulation().__enter__()])
 def test_what_is_not_there_yet_says_so(call):
     with pytest.raises(NotImplementedError, match="not"):
         call()

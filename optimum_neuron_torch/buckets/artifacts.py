@@ -36,12 +36,14 @@ MOST_VARIANTS = 4
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a stored function without running anything of it: its name, and the digests of the sources it
-    was traced from.
+    """What is known of a stored function without running anything of it: its name, the digests of the sources it was
+    traced from, the names of the compiled programs of its graphs, and how many threads it was made for.
     """
 
     function: str
     sources: dict[str, str]
+    programs: tuple[str, ...] = ()
+    threads: int = 1
     format: int = FORMAT
 
 
@@ -77,6 +79,16 @@ class ArtifactStore:
                         yield artifact
                     else:
                         logger.info("%s was traced from sources that have changed since", path)
+
+    def headers(self, key: str) -> Iterator[tuple[Path, Header]]:
+        """The files of `key` with their headers, in whatever state they are."""
+        for path in sorted(self._folder(key).glob("[!.]*")):
+            with contextlib.suppress(OSError, ValueError, TypeError), path.open("rb") as file:
+                yield path, Header(**json.loads(file.readline()))
+
+    def keys(self) -> list[str]:
+        """The keys of all stored functions."""
+        return sorted(path.name for path in (self.directory / FOLDER).glob("[!.]*"))
 
     def add(self, key: str, header: Header, payload: bytes) -> Path:
         """Store a variant. Raises OSError where that fails."""

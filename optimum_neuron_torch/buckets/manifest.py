@@ -77,6 +77,13 @@ class Manifest:
         digest = hashlib.sha256(repr(_identity(model)).encode()).hexdigest()[:12]
         self.path = runtime.cache_dir() / FOLDER / f"{self.model}-{digest}.json"
 
+    @classmethod
+    def at(cls, path: Path) -> "Manifest":
+        """The manifest in a file."""
+        manifest = object.__new__(cls)
+        manifest.path, manifest.model = path, path.stem.rpartition("-")[0]
+        return manifest
+
     def graphs(self) -> list[GraphEntry]:
         """The graphs listed; none where there is no file, or none that can be read."""
         try:

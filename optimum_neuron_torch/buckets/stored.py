@@ -87,6 +87,7 @@ class Maker:
 
     def _compile_and_store(self, store: ArtifactStore, name: str, step: Callable, args: Sequence[Any]) -> Made:
         options = runtime.compile_options(self.name, self.options, self.bucket)
+        known = len(runtime.graph_records())
         try:
             compiled = aot.compile_ahead(step, args, options)
         except torch._dynamo.exc.Unsupported:
@@ -96,7 +97,12 @@ class Maker:
             return Made(self._compile_at_first_call(step), reason=f"{type(error).__name__}: {error}")
         file = reason = None
         try:
-            header = Header(f"{step.__module__}.{step.__qualname__}", digests(aot.traced_modules(compiled)))
+            header = Header(
+                function=f"{step.__module__}.{step.__qualname__}",
+                sources=digests(aot.traced_modules(compiled)),
+                programs=tuple(r["program"] for r in runtime.graph_records()[known:] if r.get("program")),
+                threads=torch.get_num_threads(),
+            )
             file = store.add(name, header, aot.dump(compiled))
         except OSError as error:
             reason = str(error)

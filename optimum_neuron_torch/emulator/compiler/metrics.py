@@ -58,6 +58,7 @@ class GraphRecord:
         bucket: what the graph serves, where the caller said so (option `bucket`).
         inputs: the user's arguments that enter it, as `name dtype[sizes]`.
         recompile_reason: why it was compiled although its function had a graph; empty for a first one.
+        program: digest of the host graph, by which its compiled program is stored; empty where there is none.
         cpu_inputs: CPU tensors that enter it with each call; on Trainium each is a copy.
     """
 
@@ -78,6 +79,7 @@ class GraphRecord:
     bucket: str = ""
     inputs: str = ""
     recompile_reason: str = ""
+    program: str = ""
     cpu_inputs: int = 0
 
     @contextmanager

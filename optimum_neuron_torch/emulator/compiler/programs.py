@@ -18,7 +18,7 @@ import pickle
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -46,7 +46,48 @@ def load(key: str) -> InductorProgram | None:
     for tag in isa.usable_tags():
         if program := _load_from(root() / tag / key):
             return program
+    elsewhere = sorted(folder.parent.name for folder in root().glob(f"*/{key}"))
+    if elsewhere:
+        warnings.warn(
+            f"A graph was compiled for {', '.join(elsewhere)}, which this CPU or process cannot run: it is compiled "
+            f"again, for {isa.usable_tags()[0]}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return None
+
+
+def folders(
+    digests: Sequence[str], *, name: str | None = None, threads: int | None = None, build_missing: bool = True
+) -> list[Path]:
+    """
+    The folders of the programs of graphs, for export.
+
+    Args:
+        digests: the graphs'.
+        name: the vector ISA; None takes the process's.
+        threads: the number of threads they run with; None takes the process's.
+        build_missing: compile what is not there, which is possible for graphs in use in this process; else leave out.
+
+    Raises LookupError for a graph that is not in use here and has no program.
+    """
+    from optimum_neuron_torch.emulator.compiler.executors.host import live_graph
+
+    name = isa.checked(name) if name else isa.chosen()
+    found = []
+    for digest in digests:
+        key = key_of(digest, threads=threads)
+        folder = root() / isa.tag(name) / key
+        if not folder.is_dir() and build_missing:
+            graph = live_graph(digest)
+            if graph is None:
+                raise LookupError(
+                    f"the graph {digest[:12]} has no program for {name} and is not in use in this process"
+                )
+            build(key, graph, name=name, threads=threads)
+        if folder.is_dir():
+            found.append(folder)
+    return found
 
 
 def exists(key: str) -> bool:

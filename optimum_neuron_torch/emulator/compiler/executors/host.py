@@ -11,6 +11,7 @@ import functools
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -26,6 +27,8 @@ from optimum_neuron_torch.emulator.compiler.tracing import Decompositions
 
 
 ATEN, INDUCTOR, TIERED = "aten", "inductor", "tiered"
+# The graphs of this process that have, or may get, a compiled program, by their digests.
+_live: weakref.WeakValueDictionary[str, HostProgram] = weakref.WeakValueDictionary()
 
 
 class HostExecutor:
@@ -112,6 +115,8 @@ class HostProgram:
         if self.tier == ATEN or not self.nodes:
             self._interpret()
             return
+        self.record.program = self.digest
+        _live[self.digest] = self
         from optimum_neuron_torch.emulator.compiler import background, programs
         from optimum_neuron_torch.emulator.compiler.executors.inductor import has_compiler
 
@@ -153,6 +158,12 @@ class HostProgram:
             return module.forward(args)
         finally:
             self.slow_seconds += time.perf_counter() - start
+
+
+def live_graph(digest: str) -> HostGraph | None:
+    """The graph with a digest, if it is in use in this process, in a copy that may be consumed."""
+    program = _live.get(digest)
+    return None if program is None else program.source().graph()
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

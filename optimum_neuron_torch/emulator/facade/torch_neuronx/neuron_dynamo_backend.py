@@ -3,7 +3,7 @@
 `get_graph_breaks` exists only here, never on the native package.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ __all__ = [
     "get_model_name",
     "get_rank",
     "graph_directory",
+    "graph_programs",
     "load_mlir",
     "neuron_backend",  # noqa: F822 (resolved below, on first use)
     "pending_compilations",
@@ -51,6 +52,7 @@ __all__ = [
     "save_fx_graph_txt",
     "save_mlir",
     "set_model_name",
+    "usable_programs",
 ]
 
 
@@ -81,6 +83,24 @@ def graph_directory() -> Path | None:
     from optimum_neuron_torch.emulator.compiler.cache import graph_directory
 
     return None if is_text_wanted() else graph_directory()
+
+
+def graph_programs(
+    digests: Sequence[str], *, isa: str | None = None, threads: int | None = None, build_missing: bool = True
+) -> list[Path]:
+    """The folders of graphs' compiled programs below `graph_directory()`, made where they are missing. The emulator's
+    own; see `programs.folders`.
+    """
+    from optimum_neuron_torch.emulator.compiler import programs
+
+    return programs.folders(digests, name=isa, threads=threads, build_missing=build_missing)
+
+
+def usable_programs() -> list[str]:
+    """Names of the folders of compiled programs that this process can run. The emulator's own."""
+    from optimum_neuron_torch.emulator.compiler import isa
+
+    return isa.usable_tags()
 
 
 def __getattr__(name: str) -> Any:
