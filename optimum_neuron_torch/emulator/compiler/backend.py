@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
 from optimum_neuron_torch.emulator import device, logs
 from optimum_neuron_torch.emulator.compiler import (
@@ -65,7 +66,7 @@ def compile_dynamo_graph(
         return cache.cacheable(functools.partial(_compile_aot_graph, kind=kind, session=session))
 
     session = Session.start(chosen, inputs=recompiles.describe(inputs), recompile_reason=reason)
-    with session, cache.enabled(gm, chosen):
+    with session, cache.enabled(gm, static_inputs, chosen):
         # No decompositions here: each executor, and the lowering, traces AOTAutograd's graph again under its own.
         return aot_autograd(
             fw_compiler=compiler("forward"),
@@ -78,6 +79,8 @@ def compile_dynamo_graph(
 
 def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind, session: Session) -> CompiledGraph:
     options = session.options
+    if kind == "backward":
+        _donate_no_buffers()
     record = metrics.GraphRecord(executor=options.executor, torch_neuronx_trace_us=session.trace_us())
     session.name_graph(record, kind)
     _describe(gm, record)
@@ -98,6 +101,13 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     announce(record)
     session.resume_tracing()
     return CompiledGraph(program, outputs, record, kind=kind, constants=constants, draws=drawn.draws)
+
+
+def _donate_no_buffers() -> None:
+    """A backward graph may run twice (`retain_graph`): it must not write into what its forward graph saved."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _take_out_draws(
@@ -180,8 +190,14 @@ def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
             tuple(value.stride()) if isinstance(value, torch.Tensor) and has_known_layout(value) else None
             for value in values
         ),
-        blanks=tuple(Blank.of(value) if isinstance(value, torch.Tensor) else value for value in values),
+        blanks=tuple(_blank(value) for value in values),
     )
+
+
+def _blank(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return Blank.of(value) if has_known_layout(value) else None
 
 
 def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:

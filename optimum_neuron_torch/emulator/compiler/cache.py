@@ -31,6 +31,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._inductor.codecache import sha256_hash
 from torch._inductor.output_code import OutputCode
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler import artifacts, eviction, metrics
@@ -134,7 +135,7 @@ def cacheable(compile_graph: Callable[..., CompiledGraph]) -> Callable[..., Any]
 
 
 @contextlib.contextmanager
-def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
+def enabled(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> Iterator[None]:
     """In this scope AOTAutograd looks results up in our directory, and stores them there.
 
     A result that is not there yet is this process's to make: others that want it wait until the scope ends.
@@ -145,7 +146,7 @@ def enabled(gm: fx.GraphModule, options: CompileOptions) -> Iterator[None]:
         settings["enable_autograd_cache"] = False
     with (
         torch._functorch.config.patch(settings),
-        torch.compiler.config.patch(cache_key_tag=_key_tag(gm, options)),
+        torch.compiler.config.patch(cache_key_tag=_key_tag(gm, inputs, options)),
         contextlib.ExitStack() as locks,
         inductor_directory(directory),
     ):
@@ -207,10 +208,23 @@ def _machine_key() -> str:
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:12]
 
 
-def _key_tag(gm: fx.GraphModule, options: CompileOptions) -> str:
-    """What AOTAutograd's own key does not know: backend, executor, our passes, threads, custom operators' bodies."""
-    bodies = hashlib.sha256(repr(body_digests(gm)).encode()).hexdigest()[:12]
-    return f"{compiler_version(options)}-{torch.get_num_threads()}-{bodies}"
+def _key_tag(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> str:
+    """What AOTAutograd's own key does not know: backend, executor, our passes, threads, custom operators' bodies, and
+    which inputs are views of one storage, at which offsets.
+    """
+    facts = repr((body_digests(gm), _shared_storages(inputs)))
+    return f"{compiler_version(options)}-{torch.get_num_threads()}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+
+def _shared_storages(inputs: Sequence[Any]) -> list[list[tuple[int, int, int]]]:
+    """Per storage that several inputs view: their positions, offsets, and the storage's size."""
+    groups: dict[Any, list[tuple[int, int, int]]] = {}
+    for position, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            storage = value.untyped_storage()
+            place = position, int(value.storage_offset()), int(storage.nbytes())
+            groups.setdefault(StorageWeakRef(storage), []).append(place)
+    return [views for views in groups.values() if len(views) > 1]
 
 
 def compiler_version(options: CompileOptions) -> str:

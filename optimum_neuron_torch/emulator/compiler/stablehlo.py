@@ -21,6 +21,7 @@ from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decom
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind, value_of
 from optimum_neuron_torch.emulator.compiler.passes.assertions import drop_assertions
+from optimum_neuron_torch.emulator.compiler.passes.constant_comparisons import fold_constant_comparisons
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, take_out_custom_calls
 from optimum_neuron_torch.emulator.compiler.passes.mutations import functionalize_input_writes
 from optimum_neuron_torch.emulator.compiler.passes.negative_indices import wrap_negative_indices
@@ -80,6 +81,7 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
         gm, inputs, lowering_decompositions(), kind=kind, open_custom_ops=False, complex_as_pairs=True
     )
     drop_assertions(host.module)
+    fold_constant_comparisons(host.module)
     written = functionalize_input_writes(host.module)
     arguments = _drop_scalar_inputs(host)
     results = _drop_non_tensor_results(host.module)

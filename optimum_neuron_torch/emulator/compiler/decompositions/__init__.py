@@ -17,8 +17,10 @@ HOST_GAPS = ("histogram",)
 LOWERING_GAPS = (
     *HOST_GAPS,
     "any_dims",
+    "as_strided",
     "attention",
     "batch_norm",
+    "bitwise_scalars",
     "convolution_backward",
     "empty",
     "empty_slice",
