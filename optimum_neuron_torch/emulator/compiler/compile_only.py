@@ -5,6 +5,7 @@ For a machine that fills the cache others use. What runs eagerly runs as always,
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Sequence
@@ -44,7 +45,20 @@ def is_on() -> bool:
     chosen = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true")
     if chosen:
         logs.logger().info("%s: graphs are compiled and kept, not run; their results are zeros.", VARIABLE)
+        _finish_at_exit()
     return chosen
+
+
+def _finish_at_exit() -> None:
+    """Fast programs of tiered graphs are compiled before the process ends, unless `warmup()` had them compiled."""
+    from optimum_neuron_torch.emulator.compiler import background  # whose own work at exit must come after
+
+    def finish() -> None:
+        if left := background.pending_compilations():
+            logs.logger().info("Compiling %d programs before the process ends.", left)
+            background.finish_compilations()
+
+    atexit.register(finish)
 
 
 def blank_results(blanks: Sequence[Any], on_host: Sequence[int], core: int | None) -> list[Any]:

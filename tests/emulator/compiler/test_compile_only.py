@@ -104,3 +104,15 @@ def test_generation_compiles_all_it_needs_although_token_0_ends_a_text(run):
     first = run(GENERATION, TORCH_NEURONX_COMPILE_ONLY="1")
     assert "compiled 2 loaded 0 tokens 12" in first.stdout
     assert "compiled 0 loaded 2" in run(GENERATION).stdout
+
+
+@pytest.mark.slow
+def test_the_fast_programs_of_tiered_graphs_are_kept_too(run):
+    program = """
+import torch
+torch.compile(lambda x: (x @ x).tanh(), options={"model_name": "mine"})(torch.randn(8, 8, device="neuron"))
+from optimum_neuron_torch.emulator.compiler import metrics
+print(metrics.get_dynamo_metrics()[0]["executor"], metrics.get_dynamo_metrics()[0]["cached"])
+"""
+    run(program, TORCH_NEURONX_COMPILE_ONLY="1")
+    assert "inductor True" in run(program).stdout
