@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,41 @@ def test_list_names_each_folder(run_cli, cache):
     out = run_cli("neuron", "cache").out
     assert "torch-2.13.0-aaaa" in out and "torch-2.14.0-bbbb" in out
     assert "2.0 KiB" in out
+
+
+def test_list_names_each_graph_of_a_model(run_cli, cache):
+    graph = {
+        "function": "decode", "bucket": {"batch": 1, "cache": 256}, "file": "key", "machine": "torch-2.14.0-bbbb",
+        "size": 3072, "seconds": 12.34, "compiled": 1.0, "used": 2.0, "loads": 7,
+    }  # fmt: skip
+    (cache / "manifests").mkdir()
+    listed = [graph, {**graph, "function": "prefill", "file": None, "machine": None}]
+    (cache / "manifests" / "LlamaForCausalLM-abc.json").write_text(json.dumps({"format": 1, "graphs": listed}))
+    (cache / "manifests" / "Broken-abc.json").write_text("{")
+    (cache / "graphs" / "torch-2.14.0-bbbb" / "artifacts" / "key").mkdir(parents=True)
+    lines = run_cli("neuron", "cache").out.splitlines()
+    (decode,) = [line for line in lines if "decode" in line]
+    assert all(part in decode for part in ("LlamaForCausalLM-abc", "batch 1, cache 256", "3.0 KiB", "12.3 s"))
+    assert any("prefill" in line and " no " in line for line in lines)
+    assert any("Broken-abc" in line and "cannot be read" in line for line in lines)
+    run_cli("neuron", "cache", "clear", "--yes")
+    assert not list((cache / "manifests").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export"], "needs a file"),
+        (["export", "graphs.zip"], "no compiled graphs"),
+        (["import", "graphs.zip"], "--trust"),
+        (["import", "graphs.zip", "--trust"], "graphs.zip"),
+    ],
+)
+def test_what_cannot_be_exchanged(run_cli, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path / "cache"))
+    outcome = run_cli("neuron", "cache", *arguments)
+    assert outcome.code == 1 and message in outcome.err
 
 
 def test_size_adds_up(run_cli, cache):
