@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
 
@@ -41,6 +42,11 @@ GAPS = {
         "a row": lambda x, i, b: x.index_put((b,), x[0, 0]),
         "added": lambda x, i, b: x.index_put((b,), x[0, 0], accumulate=True),
     },
+    "masked_scatter_backward": {
+        "a row for each place": lambda x, i, b: aten.masked_scatter_backward(x, b[..., None], [20, 5]),
+        "more rows than places": lambda x, i, b: aten.masked_scatter_backward(x, b[..., None], [24, 5]),
+        "an element for each place": lambda x, i, b: aten.masked_scatter_backward(x, x > 0, [120]),
+    },
     "remainder": {
         "fmod": lambda x, i, b: torch.fmod(i, 7),
         "fmod by a negative number": lambda x, i, b: torch.fmod(i, -7),
@@ -56,6 +62,11 @@ GAPS = {
         "roll of axes": lambda x, i, b: torch.roll(x, (1, -2), (0, -1)),
         "roll over the end": lambda x, i, b: torch.roll(x, 9, 1),
         "roll of all": lambda x, i, b: torch.roll(x, -3),
+    },
+    "restriding": {
+        "the mean of an image": lambda x, i, b: F.adaptive_avg_pool2d(x.transpose(1, 2), 1).flatten(1),
+        "axes of one element": lambda x, i, b: torch.as_strided(x + 1, (4, 6, 5), (30, 5, 1)).mean((0, 2), True),
+        "one element's strides": lambda x, i, b: torch.as_strided(x[:, :1] + 1, (4, 1, 5), (5, 99, 1)) * 2,
     },
     "unsigned_comparison": {
         "equal": lambda x, i, b: b == b.flip(0),
