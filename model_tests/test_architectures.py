@@ -11,7 +11,7 @@ from model_tests.architectures.tables import every, find
 from model_tests.architectures.worker import check_apart
 
 
-SAMPLE = ("Llama",)
+SAMPLE = ("Llama", "FNet", "Mamba, decoding step")
 
 
 @pytest.fixture

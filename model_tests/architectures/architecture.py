@@ -39,7 +39,8 @@ class Architecture:
         training: whether the gradients of one training step are compared too. The configuration must have no dropout;
             `nn.Dropout` modules are switched off by the check.
         loss: what is differentiated; the output's `loss` by default, or else its mean square.
-        known: why results are further from the CPU's than the tolerance, where that is right; empty otherwise.
+        known: why it cannot be one graph on any device, or why results are further from the CPU's than the
+            tolerance; empty where nothing is known to be wrong.
     """
 
     name: str

@@ -1,5 +1,11 @@
-"""What the process that checks are forked from imports beforehand."""
+"""What the process that checks are forked from imports beforehand. None of it starts a thread."""
 
+import jax  # noqa: F401
 import torch
 import torch._dynamo  # noqa: F401
+import torch_mlir.fx  # noqa: F401
 import transformers  # noqa: F401
+
+import optimum_neuron_torch
+import optimum_neuron_torch.emulator.compiler.backend
+import optimum_neuron_torch.emulator.compiler.executors.xla  # noqa: F401
