@@ -122,7 +122,8 @@ def _list(directory: Path, entries: list[Path]) -> int:
         models.add_row(*row)
     if models.row_count:
         console.print()
-        console.print(models, width=200)  # a line for each, whatever the terminal's width
+        # One line for each graph, whatever the terminal's width.
+        Console(soft_wrap=True, highlight=False, markup=False, width=200).print(models)
     return 0
 
 
