@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from ..buckets.manifest import Manifest
 from ..buckets.progress import own_display
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import Buckets, Growth
-from ..report import ledger_of
+from ..report import Ledger, ledger_of
 from .modules import check_axes, is_active, prepared_of
 
 
@@ -63,12 +64,15 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
         _bar(f"compiling {prepared.ledger.name}", len(steps), progress) as advance,
     ):
         for function, bucket in steps:
-            advance(f"{function} " + ", ".join(f"{axis} {size}" for axis, size in bucket.items()), 0)
+            what = f"{function}, " + ", ".join(f"{axis} {size}" for axis, size in bucket.items())
+            advance(what, 0)
+            known, start = len(_graphs_of(prepared.ledger)), time.perf_counter()
             if generation is not None:
                 generation.warm(bucket["batch"], bucket["sequence"], bucket["cache"])
             else:
                 _warm_forward(model, prepared.module, bucket)
-            advance(None, 1)
+            made = _made(_graphs_of(prepared.ledger)[known:])
+            advance(None, 1, f"{what}: {made}, {time.perf_counter() - start:.1f} s")
     if graphs := runtime.pending_compilations():
         with _bar("compiling kernels", graphs, progress) as advance:
             done = 0
@@ -81,6 +85,18 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
             runtime.finish_compilations(finished)
     runtime.mark_warm()
     return steps
+
+
+def _graphs_of(ledger: Ledger) -> list[dict[str, Any]]:
+    return [record for record in runtime.graph_records() if record.get("model_name") == ledger.name]
+
+
+def _made(records: list[dict[str, Any]]) -> str:
+    """`2 graphs compiled, 1 from the cache`."""
+    cached = sum(bool(record.get("cached")) for record in records)
+    compiled = len(records) - cached
+    parts = [f"{compiled} {'graph' if compiled == 1 else 'graphs'} compiled"] * bool(compiled)
+    return ", ".join(parts + [f"{cached} from the cache"] * bool(cached)) or "nothing new"
 
 
 def _served(steps: Iterable[Step], own: dict[str, AxisSizes]) -> list[Step]:
@@ -190,7 +206,7 @@ def _in_buckets(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _bar(title: str, total: int, visible: bool) -> Iterator[Any]:
-    """A progress bar on stderr; yields advance(what or None, steps)."""
+    """A progress bar on stderr; yields advance(what or None, steps, line to leave above the bar)."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -201,7 +217,9 @@ def _bar(title: str, total: int, visible: bool) -> Iterator[Any]:
     with own_display(), Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bar:
         task = bar.add_task(title, total=total, what="")
 
-        def advance(what: str | None, steps: int) -> None:
+        def advance(what: str | None, steps: int, done: str = "") -> None:
             bar.update(task, advance=steps, **({} if what is None else {"what": what}))
+            if done and visible:
+                bar.console.print(done, highlight=False, markup=False)
 
         yield advance

@@ -2,10 +2,12 @@
 
 `TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1` asks for it, `TORCH_NEURONX_DEBUG_DIR` names the directory. Below it
 are `fx_graphs/proc_<rank>/<graph>.fx.txt` and `stablehlo/proc_<rank>/<graph>.stablehlo.mlir`. There are no NEFFs.
+Files appear whole: processes of one rank may share the directory, and the last one's graph of a name stays.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -37,10 +39,16 @@ def keep(gm: fx.GraphModule, lowered: StableHlo | None, record: GraphRecord) -> 
     if not _is_on():
         return
     directory = Path(os.environ.get(DIRECTORY) or DEFAULT_DIRECTORY)
-    process = f"proc_{get_rank()}"
+    process, name = f"proc_{get_rank()}", record.graph_name.replace(os.sep, "_")
     try:
-        save_fx_graph_txt(gm, directory / "fx_graphs" / process / f"{record.graph_name}.fx.txt")
+        save_fx_graph_txt(gm, directory / "fx_graphs" / process / f"{name}.fx.txt")
         if lowered is not None:
-            save_mlir(lowered.module, directory / "stablehlo" / process / f"{record.graph_name}.stablehlo.mlir")
+            save_mlir(lowered.module, directory / "stablehlo" / process / f"{name}.stablehlo.mlir")
     except OSError as error:
-        warnings.warn(f"{SWITCH}: the graph {record.graph_name} was not kept: {error}", stacklevel=2)
+        _warn(directory, str(error))
+
+
+@functools.cache
+def _warn(directory: Path, reason: str) -> None:
+    """Once for a directory, not for each of its graphs."""
+    warnings.warn(f"{SWITCH}: graphs are not kept in {directory} ({reason}). {DIRECTORY} names another.", stacklevel=3)

@@ -6,6 +6,8 @@ The graphs are those that Torch-MLIR imports: AOTAutograd's or `torch.export`'s,
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,10 @@ def save_fx_graph_all_formats(
 def _write(text: str, path: str | Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        file.write(text)
+    Path(file.name).chmod(0o644)
+    os.replace(file.name, path)
     return path
 
 
