@@ -16,6 +16,10 @@ def _assign(x, mask):
     return x + 1
 
 
+def _joined(pair):
+    return torch.stack([pair[0].to(torch.float32), pair[1].to(torch.float32)])
+
+
 def _checked(x):
     torch._check((x < 100).all().item())
     return x * 2
@@ -28,6 +32,25 @@ GAPS = {
         "any of axes": lambda x, i, b: aten.any.dims(b, [0, 1]),
         "any of axes, kept": lambda x, i, b: aten.any.dims(x > 2, [0, -1], True),
     },
+    "cumulative": {
+        "product": lambda x, i, b: x.cumprod(1),
+        "product of whole numbers": lambda x, i, b: (i % 3).cumprod(-1),
+        "largest": lambda x, i, b: _joined(x.cummax(1)),
+        "largest of equal ones": lambda x, i, b: _joined((i % 3).cummax(0)),
+        "smallest beside NaN": lambda x, i, b: _joined(torch.where(x > 1.5, float("nan"), x).cummin(-1)),
+        "sum of a number": lambda x, i, b: x[0, 0, 0].cumsum(0),
+    },
+    "diagonal": {
+        "diagonal": lambda x, i, b: x.diagonal(),
+        "of other axes": lambda x, i, b: x.diagonal(-2, 2, 1),
+        "matrix of one": lambda x, i, b: torch.diag(x[0, 0]),
+        "written": lambda x, i, b: x.diagonal_scatter(x[0, :, :3], 1, 2, 0),
+    },
+    "distance": {
+        "euclidean": lambda x, i, b: torch.cdist(x, x.flip(0)),
+        "of blocks": lambda x, i, b: torch.cdist(x, x * 2, p=1.0),
+        "largest difference": lambda x, i, b: torch.cdist(x, x + 1, p=float("inf")),
+    },
     "empty_slice": {
         "nothing": lambda x, i, b: x[:0] * 2,
         "nothing of the middle": lambda x, i, b: x[:, 2:2] + 1,
@@ -35,6 +58,12 @@ GAPS = {
         "product with nothing": lambda x, i, b: x[:0] @ x[0].T,
         "joined to nothing": lambda x, i, b: torch.cat([x[:0], x * 2]),
         "something": lambda x, i, b: x[1:3, ::2],
+    },
+    "extremes": {
+        "limits": lambda x, i, b: x.clamp(x[0] - 0.5, x[1].abs()),
+        "lower limit": lambda x, i, b: x[..., :1].clamp_min(x[0, 0]),
+        "larger beside NaN": lambda x, i, b: torch.fmax(torch.where(x > 1, float("nan"), x), x[0]),
+        "smaller": lambda x, i, b: torch.fmin(i, i.flip(0)),
     },
     "masked_assignment": {
         "a number": lambda x, i, b: _assign(x, b),
@@ -46,6 +75,9 @@ GAPS = {
         "a row for each place": lambda x, i, b: aten.masked_scatter_backward(x, b[..., None], [20, 5]),
         "more rows than places": lambda x, i, b: aten.masked_scatter_backward(x, b[..., None], [24, 5]),
         "an element for each place": lambda x, i, b: aten.masked_scatter_backward(x, x > 0, [120]),
+    },
+    "matrix_vector": {
+        "addmv": lambda x, i, b: torch.addmv(x[0, :, 0], x[1], x[2, 0], beta=0.5, alpha=2),
     },
     "remainder": {
         "fmod": lambda x, i, b: torch.fmod(i, 7),
@@ -93,7 +125,7 @@ def test_lowered_equals_cpu(gap, case, records):
     compiled = torch.compile(function, backend="neuron", dynamic=False, fullgraph=True, options={"executor": "xla"})
     with torch.no_grad():
         expected, found = function(x, i, b), compiled(x.to("neuron"), i.to("neuron"), b.to("neuron"))
-    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5, equal_nan=True)
     assert {record["lowering"] for record in records()} == {"checked"}
 
 

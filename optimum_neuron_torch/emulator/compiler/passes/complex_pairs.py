@@ -231,7 +231,7 @@ def _fourier_to_real(x: ComplexTensor, axes: Sequence[int], normalization: int, 
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.complex: _pair,
+    aten.complex: lambda real, imaginary: _pair(*torch.broadcast_tensors(real, imaginary)),
     aten.polar: lambda size, angle: _pair(size * angle.cos(), size * angle.sin()),
     aten.view_as_complex: _from_view,
     aten.view_as_real: _to_view,
