@@ -98,10 +98,17 @@ def test_a_directory_that_others_may_write_to_is_not_used(tmp_path):
 def test_what_pytorchs_own_key_lacks_is_in_ours():
     gm = torch.fx.symbolic_trace(torch.nn.Identity())
     tags = {
-        cache._key_tag(gm, CompileOptions(**options))
+        cache._key_tag(gm, [], CompileOptions(**options))
         for options in ({}, {"executor": "aten"}, {"lowering": "off"}, {"fallback_execution": True})
     }
     assert len(tags) == 4
+
+
+def test_views_of_one_storage_are_told_apart():
+    """Same sizes and strides, another overlap: AOTAutograd's key takes them for the same."""
+    gm, base = torch.fx.symbolic_trace(torch.nn.Identity()), torch.zeros(6, 3)
+    inputs = ([base[:4], base[2:]], [base[:4], base[1:5]], [base[:4].clone(), base[2:].clone()], [base[:4], base[:4]])
+    assert len({cache._key_tag(gm, pair, CompileOptions()) for pair in inputs}) == 4
 
 
 def test_kernels_are_stored_and_the_users_inductor_is_left_alone(tmp_path):

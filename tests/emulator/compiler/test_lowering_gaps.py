@@ -59,6 +59,11 @@ GAPS = {
         "joined to nothing": lambda x, i, b: torch.cat([x[:0], x * 2]),
         "something": lambda x, i, b: x[1:3, ::2],
     },
+    "bitwise_scalars": {
+        "or, and, xor": lambda x, i, b: (i | 3) + (i & 5) + (i ^ 9),
+        "shifts": lambda x, i, b: (i >> 2) + (i << 1),
+        "of booleans": lambda x, i, b: b ^ True,
+    },
     "extremes": {
         "limits": lambda x, i, b: x.clamp(x[0] - 0.5, x[1].abs()),
         "lower limit": lambda x, i, b: x[..., :1].clamp_min(x[0, 0]),
@@ -95,7 +100,7 @@ GAPS = {
         "roll over the end": lambda x, i, b: torch.roll(x, 9, 1),
         "roll of all": lambda x, i, b: torch.roll(x, -3),
     },
-    "restriding": {
+    "as_strided": {
         "the mean of an image": lambda x, i, b: F.adaptive_avg_pool2d(x.transpose(1, 2), 1).flatten(1),
         "axes of one element": lambda x, i, b: torch.as_strided(x + 1, (4, 6, 5), (30, 5, 1)).mean((0, 2), True),
         "one element's strides": lambda x, i, b: torch.as_strided(x[:, :1] + 1, (4, 1, 5), (5, 99, 1)) * 2,

@@ -35,7 +35,6 @@ LOWERING_GAPS = (
     "matrix_vector",
     "max_pool_backward",
     "remainder",
-    "restriding",
     "slice_scatter",
     "solve_triangular",
     "sort",

@@ -16,9 +16,12 @@ aten = torch.ops.aten
 
 
 def _as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    offset = x.storage_offset() if storage_offset is None else storage_offset
+    if offset == x.storage_offset() and _has_layout(x, size, stride):
+        return aten.clone.default(x)
     if not _is_compact(x):
         return NotImplemented
-    return x.reshape(-1)[_positions(x, size, stride, storage_offset or 0)].reshape(size)
+    return x.reshape(-1)[_positions(x, size, stride, offset)].reshape(size)
 
 
 def _as_strided_scatter(
@@ -28,6 +31,12 @@ def _as_strided_scatter(
         return NotImplemented
     positions = _positions(x, size, stride, storage_offset or 0)
     return torch.index_put(x.reshape(-1), (positions,), source.to(x.dtype).reshape(-1)).reshape(x.shape)
+
+
+def _has_layout(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether nothing changes but the strides of axes of one element, as where a mean keeps its axes."""
+    axes = zip(size, x.stride(), stride, strict=False)
+    return list(x.size()) == list(size) and all(have == want for length, have, want in axes if length != 1)
 
 
 def _is_compact(x: Tensor) -> bool:
