@@ -31,6 +31,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._inductor.codecache import sha256_hash
 from torch._inductor.output_code import OutputCode
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimum_neuron_torch.emulator import device
@@ -50,8 +51,23 @@ _INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 LOCKS = "locks"
 # After this a process that waits for another's graph compiles it itself: the other one may be stopped.
 LONGEST_WAIT_S = 1800.0
-# Locks held by the backend call now running in this context, to be released at its end.
-_locks: ContextVar[contextlib.ExitStack | None] = ContextVar("neuron_cache_locks", default=None)
+
+
+@dataclass
+class _Search:
+    """
+    Where one call of the backend looks for results.
+
+    Args:
+        locks: held for what this call makes, to be released at its end.
+        loaded: folder into which `torch.compiler.load_cache_artifacts` puts results, if it can be trusted.
+    """
+
+    locks: contextlib.ExitStack
+    loaded: Path | None
+
+
+_search: ContextVar[_Search | None] = ContextVar("neuron_cache_search", default=None)
 
 
 @dataclass
@@ -144,6 +160,7 @@ def enabled(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) 
     settings = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     if directory is None or artifacts.is_text_wanted():  # a stored graph has none
         settings["enable_autograd_cache"] = False
+    loaded = _torchs_own_directory()
     with (
         torch._functorch.config.patch(settings),
         torch.compiler.config.patch(cache_key_tag=_key_tag(gm, inputs, options)),
@@ -151,14 +168,14 @@ def enabled(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) 
         inductor_directory(directory),
     ):
         eviction.limit()  # a size that cannot be read is an error before anything is compiled
-        token = _locks.set(locks)
+        token = _search.set(_Search(locks, loaded))
         try:
             yield
         except BaseException:
             _remove_temporary_files(directory)
             raise
         finally:
-            _locks.reset(token)
+            _search.reset(token)
     eviction.trim(directory)
 
 
@@ -186,8 +203,7 @@ def _private_directory(root: str) -> Path | None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (directory, directory.parent, directory.parent.parent):
-            status = path.stat()
-            if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if not _is_private(path):
                 raise PermissionError(f"{path} belongs to another user or is writable by others")
         if not os.access(directory, os.W_OK):
             raise PermissionError(f"{directory} is not writable")
@@ -199,6 +215,21 @@ def _private_directory(root: str) -> Path | None:
         )
         return None
     return directory
+
+
+def _torchs_own_directory() -> Path | None:
+    """Where PyTorch keeps AOTAutograd's results for itself; None where others may write to it."""
+    with contextlib.suppress(OSError):
+        folder = Path(cache_dir()) / "aotautograd"
+        if folder.is_dir() and _is_private(folder) and _is_private(folder.parent):
+            return folder
+    return None
+
+
+def _is_private(path: Path) -> bool:
+    """Whether `path` belongs to the user and no one else may write to it."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @functools.cache
@@ -249,8 +280,8 @@ def verified(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[A
 
     @functools.wraps(original)
     def iterate_over_candidates(local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
-        locks = _locks.get()
-        if locks is None:
+        search = _search.get()
+        if search is None:
             yield from original(local, remote_cache, key)
             return
         directory = graph_directory()
@@ -258,8 +289,10 @@ def verified(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[A
             return
         folder, seen = directory / "aotautograd" / key, set[str]()
         yield from _whole_results(folder, seen)
+        if search.loaded is not None:
+            yield from _whole_results(search.loaded / key, seen)
         # None of them served. Whoever is first makes the result; for the others it is there when they get the lock.
-        locks.enter_context(lock(directory, key))
+        search.locks.enter_context(lock(directory, key))
         yield from _whole_results(folder, seen)
 
     return iterate_over_candidates

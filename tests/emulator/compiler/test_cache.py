@@ -111,6 +111,39 @@ def test_views_of_one_storage_are_told_apart():
     assert len({cache._key_tag(gm, pair, CompileOptions()) for pair in inputs}) == 4
 
 
+ARTIFACTS = textwrap.dedent(
+    """
+    import json, sys, torch, torch_neuronx
+    if sys.argv[2] == "load":
+        with open(sys.argv[1], "rb") as file:
+            assert torch.compiler.load_cache_artifacts(file.read()) is not None
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.GELU()).to("neuron")
+    compiled = torch.compile(model, backend="neuron", dynamic=False, options={"executor": "aten"})
+    compiled(torch.ones(2, 8, device="neuron")).sum().backward()
+    if sys.argv[2] == "save":
+        with open(sys.argv[1], "wb") as file:
+            file.write(torch.compiler.save_cache_artifacts()[0])
+    records = torch_neuronx.neuron_dynamo_backend.get_dynamo_metrics()
+    print(json.dumps([record["cached"] for record in records]))
+    """
+)
+
+
+def test_pytorchs_own_export_of_cached_results_serves_another_cache(tmp_path):
+    """`torch.compiler.save_cache_artifacts`, and `load_cache_artifacts` in a process with other directories."""
+    cached = []
+    for action in ("save", "load"):
+        environment = {
+            **os.environ,
+            "OPTIMUM_NEURON_CACHE": str(tmp_path / action),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"torch-{action}"),
+        }
+        command = [sys.executable, "-c", ARTIFACTS, str(tmp_path / "artifacts"), action]
+        output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=200)
+        cached.append(json.loads(output.stdout.splitlines()[-1]))
+    assert cached == [[False, False], [True, True]]
+
+
 def test_kernels_are_stored_and_the_users_inductor_is_left_alone(tmp_path):
     assert not any(record["cached"] for record in _run(tmp_path, executor="inductor")["records"])
     assert list(tmp_path.rglob("*.so"))

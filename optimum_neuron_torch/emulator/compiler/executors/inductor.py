@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._inductor import codecache, compile_fx
+from torch._inductor import codecache
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache
 from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
 
@@ -49,6 +48,8 @@ def compile_graph(
         threads: how many threads its loops are split for; None takes PyTorch's present number.
         settings: further settings of Inductor.
     """
+    from torch._inductor import compile_fx  # a second of imports, that a process which compiles nothing is spared
+
     config = {**_CONFIG, "cpp.threads": threads or torch.get_num_threads(), **(settings or {})}
     if shutil.which("openssl") is None:  # which names the precompiled headers
         config["cpp_cache_precompile_headers"] = False
@@ -74,6 +75,8 @@ def load_code(code: CompiledFxGraph) -> CompiledFxGraph:
 
 def decompositions() -> Decompositions:
     """The decompositions under which a graph is traced for Inductor."""
+    from torch._inductor.decomposition import select_decomp_table
+
     # Inductor writes KV caches in place for `index_put` only, hence `index_copy` in terms of it.
     return {
         **select_decomp_table(),
