@@ -19,6 +19,7 @@ from .state import describe
 
 
 _NEURON, _HOST = torch.device(runtime.DEVICE_TYPE), torch.device("cpu")
+_MOST_OF_USERS = 16
 _dtype_of = operator.attrgetter("dtype")
 _requires_grad_of = operator.attrgetter("requires_grad")
 
@@ -32,7 +33,22 @@ def signature(args: Sequence[Any]) -> tuple:
         tuple(map(_dtype_of, tensors)),
         tuple(map(_requires_grad_of, tensors)) if torch.is_grad_enabled() else None,
         tensors[0].device if tensors else None,
-        len({id(tensor) for tensor in tensors}),
+        shared_storages(tensors),
+    )
+
+
+def shared_storages(tensors: Sequence[torch.Tensor]) -> tuple:
+    """Which of few tensors are views of one storage, and at which offsets: a graph that writes to one holds that.
+
+    Of more tensors than a user passes, most are a store of ours, which shares nothing.
+    """
+    if len(tensors) > _MOST_OF_USERS:
+        return ()
+    pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided]
+    if len(set(pointers)) == len(pointers):
+        return ()
+    return tuple(
+        (pointers.index(pointer), tensor.storage_offset()) for pointer, tensor in zip(pointers, tensors, strict=False)
     )
 
 
@@ -64,6 +80,7 @@ def artifact_key(
         describe(key),
         list(states),
         [describe(arg) for arg in args],
+        shared_storages([arg for arg in args if isinstance(arg, torch.Tensor)]),
         describe(process_state()),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
