@@ -57,7 +57,7 @@ def compile_dynamo_graph(
     refuse_dynamic()
     static_inputs = specialise(gm, example_inputs)
     inputs = recompiles.user_inputs(gm, static_inputs)
-    reason = _explain_recompile(gm, inputs)
+    reason = _explain_recompile(gm, inputs, chosen)
     _refuse_recompile(gm, inputs, reason)
     _refuse_cpu_inputs(static_inputs)
     recompiles.remember(inputs, first_user_line(gm))
@@ -208,13 +208,14 @@ def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:
     record.graph_id = hashlib.sha256("\n".join([*placeholders, gm.code]).encode()).hexdigest()
 
 
-def _explain_recompile(gm: fx.GraphModule, inputs: recompiles.Inputs) -> str:
+def _explain_recompile(gm: fx.GraphModule, inputs: recompiles.Inputs, options: CompileOptions) -> str:
     """Why this function is compiled again, said in the log; empty for a first compilation."""
     reason = recompiles.current_reason()
     if reason is None:
         return ""
     explanation = recompiles.explain(reason, inputs)
-    announce_recompile(first_user_line(gm), explanation, reason)
+    name = options.model_name or metrics.get_model_name()
+    announce_recompile(f"{name} ({first_user_line(gm)})", explanation, reason)
     return explanation
 
 
