@@ -140,7 +140,8 @@ class NeuronConfig:
         buckets: the static shapes; None is `Buckets()`, all automatic.
         attn_implementation: attention of Transformers models; "nki" is ours, any other name is left to Transformers.
         nki: compute NKI ops with torch ("torch"), or run the kernels in the simulator ("simulate").
-        compile: "model" compiles whole steps, "blocks" the repeated layers, False runs eagerly (at bucket shapes).
+        compile: "model" compiles whole steps; "blocks" the repeated layers, one graph for all of equal state, and runs
+            the rest of a step eagerly; False runs all eagerly. All at bucket shapes.
         verify: the self check at first use: "warn" takes the stock path on a mismatch, "raise" raises, False skips it.
         outputs: "exact" gives compact tensors of the true size, "view" views of the padded ones.
         strict: kinds that become errors for this model: "exact_shapes", "stock_path", "attention".

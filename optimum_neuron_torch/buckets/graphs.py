@@ -7,7 +7,9 @@ function was made; keys hold what they held (`keys.py`, `state.py`).
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,11 @@ import torch
 from .. import runtime
 from ..config import NeuronConfig
 from ..report import Ledger
+from .blocks import repeated_blocks
 from .keys import process_state, signature
 from .manifest import GraphEntry, Manifest, bucket_of
 from .progress import compiling
+from .regions import Regions
 from .state import ModuleState
 from .stored import Made, Maker
 
@@ -33,8 +37,6 @@ class Graphs:
     """
 
     def __init__(self, ledger: Ledger, config: NeuronConfig) -> None:
-        if config.compile == "blocks":
-            raise NotImplementedError("compile='blocks' is not implemented yet: use compile='model' or compile=False")
         if config.nki == "simulate":
             raise NotImplementedError(
                 "nki='simulate' is not implemented yet: NKI ops compute with torch (nki='torch')"
@@ -44,8 +46,9 @@ class Graphs:
         self._buckets: set[tuple] = set()
         self._states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
         self._manifest: Manifest | None = None
+        self._regions = Regions(ledger)
         self._lock = threading.RLock()
-        self._has_said_why = False
+        self._has_said_why = self._has_said_whole = False
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -65,20 +68,41 @@ class Graphs:
         if self.config.compile is False:
             return step(*args)
         with self._lock:
-            states = [self._state(arg) for arg in args if isinstance(arg, torch.nn.Module)]
-            known = (function, key, *states, signature(args), process_state())
-            compiled = self._compiled.get(known)
-            if compiled is not None:
-                return compiled(*args)
-            started = time.perf_counter()
-            bucket = _described(function, key)
-            with compiling(f"{self.ledger.name}, {bucket}"):
-                made = Maker(self.ledger.name, self.config.options, bucket).make(step, key, states, args)
-                result = made.call(*args)
-            self._compiled[known] = made.call
+            modules = [arg for arg in args if isinstance(arg, torch.nn.Module)]
+            blocks = self._blocks(modules)
             self._buckets.add((function, key))
-            self._note(made, function, key, args, time.perf_counter() - started)
-            return result
+            place = Place(function, bucket_of(key) or _sizes(args), next(iter(modules), None))
+            if blocks:
+                return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
+            states = [self._state(module) for module in modules]
+            return self._call_compiled(place, function, step, key, states, args)[1]
+
+    def _call_compiled(
+        self, place: "Place", name: str, step: Callable, key: tuple, states: list[str], args: Sequence[Any]
+    ) -> tuple[Callable, Any]:
+        """The compiled `step`, which `name`, `key` and `states` tell from others, and what it gives for `args`."""
+        known = (name, key, *states, signature(args), process_state())
+        compiled = self._compiled.get(known)
+        if compiled is not None:
+            return compiled, compiled(*args)
+        started = time.perf_counter()
+        bucket = place.described("" if name == place.function else name)
+        with compiling(f"{self.ledger.name}, {bucket}"):
+            made = Maker(self.ledger.name, self.config.options, bucket).make(step, key, states, args)
+            result = made.call(*args)
+        self._compiled[known] = made.call
+        self._note(made, place, time.perf_counter() - started)
+        return made.call, result
+
+    def _blocks(self, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+        """The modules that are compiled each for itself; none where the step is compiled whole."""
+        if self.config.compile != "blocks" or not modules:
+            return []
+        blocks = repeated_blocks(modules[0])
+        if not blocks and not self._has_said_whole:
+            self._has_said_whole = True
+            logger.info("%s has no repeated blocks: its steps are compiled whole", self.ledger.name)
+        return blocks
 
     def _state(self, module: torch.nn.Module) -> str:
         entry = self._states.get(id(module))
@@ -86,7 +110,7 @@ class Graphs:
             entry = self._states[id(module)] = (module, ModuleState(module))
         return entry[1].digest()
 
-    def _note(self, made: Made, function: str, key: tuple, args: tuple, seconds: float) -> None:
+    def _note(self, made: Made, place: "Place", seconds: float) -> None:
         """Enter a function into the model's manifest; say once why functions are not stored."""
         if made.reason is not None and not self._has_said_why:
             self._has_said_why = True
@@ -95,21 +119,28 @@ class Graphs:
                 self.ledger.name,
                 made.reason.splitlines()[0],
             )
-        module = next((arg for arg in args if isinstance(arg, torch.nn.Module)), None)
-        if module is not None and runtime.graph_directory() is not None:
-            self._manifest = Manifest(module)
+        if place.module is not None and runtime.graph_directory() is not None:
+            self._manifest = Manifest(place.module)
         if self._manifest is not None:  # the functions without a module among their arguments come after one that has
-            entry = GraphEntry.of(function, bucket_of(key) or _sizes(args), made.file, seconds)
+            entry = GraphEntry.of(place.function, place.bucket, made.file, seconds)
             (self._manifest.loaded if made.is_loaded else self._manifest.compiled)(entry)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a graph is for: a function and a bucket of `module`, None for a function on tensors alone."""
+
+    function: str
+    bucket: dict[str, int]
+    module: torch.nn.Module | None
+
+    def described(self, part: str = "") -> str:
+        """`decode, batch 4, cache 128`, and the part of the module that is compiled."""
+        sizes = (f"{axis} {size}" for axis, size in self.bucket.items())
+        return ", ".join([self.function, *sizes, *filter(None, [part])])
 
 
 def _sizes(args: tuple) -> dict[str, int]:
     """The sizes of the first tensor, for a function that runs at exact shapes."""
     first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
     return {} if first is None else {f"axis{axis}": size for axis, size in enumerate(first.shape)}
-
-
-def _described(function: str, key: tuple) -> str:
-    """`decode, batch 4, cache 128`: the function and the sizes of its key."""
-    sizes = bucket_of(key)
-    return ", ".join([function, *(f"{axis} {size}" for axis, size in sizes.items())])

@@ -6,8 +6,9 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
+from optimum_neuron_torch.buckets.flat import NotFlatError, Slot, flatten, rebuild
 from optimum_neuron_torch.integrations.diffusers import with_tensor_timesteps
-from optimum_neuron_torch.integrations.exact import NotFlatError, Slot, _bucket, _ignores, flatten, moved, rebuild
+from optimum_neuron_torch.integrations.exact import _bucket, _ignores, moved
 
 
 A, B, C = torch.zeros(2), torch.ones(3), torch.ones(1)

@@ -68,11 +68,6 @@ def test_neuron_config_false_loads_without_preparing(tiny_llama):
             NotImplementedError,
             "nki='torch'",
         ),
-        (
-            {"device_map": "neuron", "neuron_config": ont.NeuronConfig(compile="blocks")},
-            NotImplementedError,
-            "'model'",
-        ),
     ],
 )
 def test_bad_input(tiny_llama, arguments, error, message):
