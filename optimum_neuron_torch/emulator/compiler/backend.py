@@ -37,6 +37,7 @@ from optimum_neuron_torch.emulator.compiler.passes.randomness import DrawnGraph,
 from optimum_neuron_torch.emulator.compiler.session import Session
 from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specialise
 from optimum_neuron_torch.emulator.compiler.source import describe_inputs, first_user_line
+from optimum_neuron_torch.emulator.compiler.strict_types import TypeUse, refuse_types, types_used
 from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
 from optimum_neuron_torch.emulator.device import extension
 
@@ -87,6 +88,7 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     if kind != "backward":  # what a forward graph saves for it is no input of the user's
         record.cpu_inputs = sum(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs)
     logs.emit(logs.GRAPHS, lambda: _titled(record, gm.print_readable(print_output=False)))
+    types = _note_types(gm, record)
     outputs = _plan_outputs(gm, inputs)
     drawn = _take_out_draws(gm, inputs, options=options, record=record)
     lowered = _check_lowering(drawn, kind=kind, options=options, record=record)
@@ -100,7 +102,15 @@ def _compile_aot_graph(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind,
     metrics.add(record)
     announce(record)
     session.resume_tracing()
-    return CompiledGraph(program, outputs, record, kind=kind, constants=constants, draws=drawn.draws)
+    return CompiledGraph(program, outputs, record, kind=kind, constants=constants, draws=drawn.draws, types=types)
+
+
+def _note_types(gm: fx.GraphModule, record: metrics.GraphRecord) -> tuple[TypeUse, ...]:
+    types = types_used(gm)
+    refuse_types(types, device.strict_kinds())
+    for use in types:
+        setattr(record, f"{use.kind}_nodes", use.count)
+    return types
 
 
 def _donate_no_buffers() -> None:

@@ -14,11 +14,13 @@ from optimum_neuron_torch.emulator.compiler.executors import Program
 from optimum_neuron_torch.emulator.compiler.graph import Kind
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord, count_cpu_autocopies
 from optimum_neuron_torch.emulator.compiler.passes.randomness import Draw, draw
+from optimum_neuron_torch.emulator.compiler.strict_types import TypeUse, refuse_types, refuse_values
 from optimum_neuron_torch.emulator.device import extension
 
 
 _exchange_allocating_core = extension.load().exchange_allocating_core
 _is_profiling = extension.load().is_profiling
+_strict_kinds = extension.load().strict_kinds
 _IS_COMPILE_ONLY = compile_only.is_on()
 
 
@@ -54,6 +56,7 @@ class CompiledGraph:
         kind: Kind,
         constants: Sequence[torch.Tensor] = (),
         draws: Sequence[Draw] = (),
+        types: Sequence[TypeUse] = (),
     ) -> None:
         self.program = program
         self.outputs = outputs
@@ -61,6 +64,7 @@ class CompiledGraph:
         self.kind = kind
         self.constants = list(constants)
         self.draws = tuple(draws)
+        self.types = tuple(types)
         # Results whose strides the executor gets wrong; shapes are static, so the first call shows all of them.
         self._restrided: tuple[int, ...] | None = None
 
@@ -68,9 +72,18 @@ class CompiledGraph:
         if _IS_COMPILE_ONLY:
             args.clear()
             return compile_only.blank_results(self.outputs.blanks, self.outputs.on_host, self.outputs.device_index)
+        if self.types and (kinds := _strict_kinds()):
+            return self._call_strictly(args, kinds)
         if _is_profiling():
             return self._call_profiled(args)
         return self._call(args)
+
+    def _call_strictly(self, args: list[Any], kinds: Sequence[str]) -> Sequence[Any]:
+        refuse_types(self.types, kinds)
+        refuse_values((*args, *self.constants), kinds, f"graph {self.record.graph_name} takes")
+        results = self._call_profiled(args) if _is_profiling() else self._call(args)
+        refuse_values(results, kinds, f"graph {self.record.graph_name} gives")
+        return results
 
     def _call_profiled(self, args: list[Any]) -> Sequence[Any]:
         """The call as one range of the device in `torch.profiler`, as a compiled graph is one on Trainium."""

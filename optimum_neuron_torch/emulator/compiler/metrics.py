@@ -60,6 +60,7 @@ class GraphRecord:
         recompile_reason: why it was compiled although its function had a graph; empty for a first one.
         program: digest of the host graph, by which its compiled program is stored; empty where there is none.
         cpu_inputs: CPU tensors that enter it with each call; on Trainium each is a copy.
+        float64_nodes, int64_nodes, complex_nodes: operators with results on neuron of types that Trainium lacks.
     """
 
     graph_id: str = ""
@@ -81,6 +82,9 @@ class GraphRecord:
     recompile_reason: str = ""
     program: str = ""
     cpu_inputs: int = 0
+    float64_nodes: int = 0
+    int64_nodes: int = 0
+    complex_nodes: int = 0
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ from optimum_neuron_torch.emulator.compiler.composites import put_calls_back
 from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind, value_of
+from optimum_neuron_torch.emulator.compiler.legal_types import legalise_types
 from optimum_neuron_torch.emulator.compiler.passes.assertions import drop_assertions
 from optimum_neuron_torch.emulator.compiler.passes.constant_comparisons import fold_constant_comparisons
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, take_out_custom_calls
@@ -141,6 +142,7 @@ def _import(gm: fx.GraphModule) -> str:
         bodies = [_import_graph(_trace_body(call), context) for call in calls]
         put_calls_back(module, calls, bodies)
     make_sorts_stable(module)
+    legalise_types(module)
     return str(module)
 
 

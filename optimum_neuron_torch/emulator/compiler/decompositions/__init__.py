@@ -28,6 +28,7 @@ LOWERING_GAPS = (
     "empty",
     "empty_slice",
     "extremes",
+    "floor_division",
     "grouped_mm",
     "hypot",
     "masked_assignment",
@@ -41,6 +42,7 @@ LOWERING_GAPS = (
     "squeeze",
     "unfold",
     "unsigned_comparison",
+    "variance",
     "weight_norm",
 )
 

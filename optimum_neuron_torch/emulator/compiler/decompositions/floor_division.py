@@ -1,0 +1,29 @@
+"""Floored division of whole numbers in whole numbers: torch-mlir divides in float64, which Trainium lacks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+aten = torch.ops.aten
+
+
+def _floor_divide(x: Tensor, other: Tensor | int) -> Tensor:
+    if x.is_floating_point() or (other.is_floating_point() if isinstance(other, Tensor) else isinstance(other, float)):
+        return NotImplemented
+    quotient = torch.div(x, other, rounding_mode="trunc")
+    rest = x - quotient * other
+    return torch.where((rest != 0) & ((rest < 0) != (other < 0)), quotient - 1, quotient)
+
+
+def _divide(x: Tensor, other: Tensor | int, *, rounding_mode: str | None = None) -> Tensor:
+    return _floor_divide(x, other) if rounding_mode == "floor" else NotImplemented
+
+
+DECOMPOSITIONS = {
+    aten.floor_divide.default: _floor_divide,
+    aten.floor_divide.Scalar: _floor_divide,
+    aten.div.Tensor_mode: _divide,
+    aten.div.Scalar_mode: _divide,
+}
