@@ -103,10 +103,18 @@ def _write_in_place(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node
     _, source, *position = value.args
     with graph.inserting_before(value):
         view = graph.call_function(_VIEWS[value.target], (target, *position), value.kwargs)
-        graph.call_function(aten.copy_.default, (view, source))
+        graph.call_function(aten.copy_.default, (view, _copied(source)))
     value.replace_all_uses_with(target)
     graph.erase_node(value)
+    if not source.users:
+        graph.erase_node(source)
     return target
+
+
+def _copied(source: fx.Node) -> fx.Node:
+    """The new values: `copy(old, new)` only gives them old's type and shape, and clones all of old's memory for it."""
+    is_only_written = source.target is aten.copy.default and len(source.users) == 1
+    return source.args[1] if is_only_written else source  # type: ignore[return-value]
 
 
 def _same_kind(target: fx.Node, value: fx.Node) -> bool:
