@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import optimum_neuron_torch  # noqa: F401  its entries for Transformers are in force, as they are for users
 from model_tests.architectures.architecture import Architecture
 from model_tests.architectures.outcome import Outcome, Step
 
