@@ -73,9 +73,9 @@ class Crossing(Protocol):
 
 @dataclass(frozen=True)
 class Crossed:
-    """An argument that crossed: its name, by whom, its hashable part, and where its tensors start and end."""
+    """An argument that crossed: its name or position, by whom, its hashable part, and where its tensors lie."""
 
-    name: str
+    name: str | int
     crossing: Crossing
     static: Any
     start: int
@@ -100,13 +100,13 @@ def run_block(block: torch.nn.Module, spec: BlockSpec, *tensors: torch.Tensor) -
 
 
 def _run(block: torch.nn.Module, spec: BlockSpec, index: Any, tensors: Sequence[torch.Tensor]) -> tuple:
-    kwargs = rebuild(spec.kwargs, tensors)
+    args, kwargs = list(rebuild(spec.args, tensors)), rebuild(spec.kwargs, tensors)
     values = []
     for crossed in spec.crossed:
         value = crossed.crossing.make(crossed.static, tensors[crossed.start : crossed.end], index)
-        kwargs[crossed.name] = value
+        (args if isinstance(crossed.name, int) else kwargs)[crossed.name] = value
         values.append(value)
-    output = type(block).forward(block, *rebuild(spec.args, tensors), **kwargs)
+    output = block.forward(*args, **kwargs)
     gained = []
     for crossed, value in zip(spec.crossed, values, strict=True):
         gained.extend(crossed.crossing.made(crossed.static, value))
@@ -120,25 +120,29 @@ CROSSINGS: dict[type, Crossing] = {}
 def taken_apart(args: tuple, kwargs: dict[str, Any], index: int | None) -> tuple[BlockSpec, list[torch.Tensor]]:
     """A call as something hashable and flat tensors. Raises NotFlatError for what cannot enter a graph."""
     tensors: list[torch.Tensor] = []
-    plain = {name: value for name, value in kwargs.items() if type(value) not in CROSSINGS}
-    forms = flatten(args, tensors), flatten(plain, tensors)
+    named = {**dict(enumerate(args)), **kwargs}
+    crossing = {name: CROSSINGS[type(value)] for name, value in named.items() if type(value) in CROSSINGS}
+    plain_args = tuple(None if position in crossing else value for position, value in enumerate(args))
+    plain_kwargs = {name: value for name, value in kwargs.items() if name not in crossing}
+    forms = flatten(plain_args, tensors), flatten(plain_kwargs, tensors)
     crossed = []
-    for name, value in kwargs.items():
-        crossing = CROSSINGS.get(type(value))
-        if crossing is not None:
-            static, entering = crossing.take(value, index)
-            start = len(tensors)
-            tensors += entering
-            crossed.append(Crossed(name, crossing, static, start, len(tensors)))
+    for name, by in crossing.items():
+        static, entering = by.take(named[name], index)
+        start = len(tensors)
+        tensors += entering
+        crossed.append(Crossed(name, by, static, start, len(tensors)))
     return BlockSpec(*forms, tuple(crossed)), tensors
 
 
-def give_back(spec: BlockSpec, kwargs: dict[str, Any], index: int | None, gained: Sequence[torch.Tensor]) -> None:
+def give_back(
+    spec: BlockSpec, args: tuple, kwargs: dict[str, Any], index: int | None, gained: Sequence[torch.Tensor]
+) -> None:
     """What crossed arguments gained inside goes to the objects outside."""
     gained = list(gained)
     for crossed in spec.crossed:
         count = crossed.crossing.gains(crossed.static)
-        crossed.crossing.put(kwargs[crossed.name], index, gained[:count])
+        value = args[crossed.name] if isinstance(crossed.name, int) else kwargs[crossed.name]
+        crossed.crossing.put(value, index, gained[:count])
         del gained[:count]
 
 

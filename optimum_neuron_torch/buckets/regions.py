@@ -88,21 +88,30 @@ class Regions:
         return type(block).forward(block, *args, **kwargs)
 
     def _call_compiled(self, twin: Twin, step: "StepCalls", args: tuple, kwargs: dict[str, Any]) -> Any:
-        spec, tensors = taken_apart(args, kwargs, twin.index)
+        spec, given = taken_apart(args, kwargs, twin.index)
+        # A model's first block often gets a transposed view, and all others a dense tensor.
+        tensors = [tensor.contiguous() for tensor in given]
         form = (spec, signature(tensors), process_state())
         known = twin.calls.get(form)
         if known is None:
-            output, gained = self._first_call(twin, step, form, tensors)
+            output, gained = self._first_call(twin, step, form, given, tensors)
         elif isinstance(known, str):
             raise NotFlatError(known)
         else:
             free, inner, compiled = known
             twin.set_free(free)
             output, gained = compiled(twin.module, inner, *tensors)
-        give_back(spec, kwargs, twin.index, gained)
+        give_back(spec, args, kwargs, twin.index, gained)
         return output
 
-    def _first_call(self, twin: Twin, step: "StepCalls", form: tuple, tensors: list[torch.Tensor]) -> tuple:
+    def _first_call(
+        self,
+        twin: Twin,
+        step: "StepCalls",
+        form: tuple,
+        given: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+    ) -> tuple:
         try:
             free = self._unread_numbers(twin, form, tensors)
             twin.set_free(free)
@@ -110,6 +119,8 @@ class Regions:
             before = twin.attributes()
             states, arguments = [twin.digest()], (twin.module, inner, *tensors)
             compiled, result = step.make(twin.kind, run_block, (twin.kind, inner), states, arguments)
+            if any(new is not old and new._version for new, old in zip(tensors, given, strict=True)):
+                raise NotFlatError("it writes into an argument that is not dense")
             if twin.attributes() != before:
                 raise NotFlatError("it sets attributes of itself while it runs")
         except (NotFlatError, torch._dynamo.exc.Unsupported) as error:
