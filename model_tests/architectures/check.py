@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -149,7 +150,9 @@ def _difference(found: torch.Tensor, expected: torch.Tensor, magnitude: float) -
 def describe(error: BaseException) -> str:
     """The first line of what the compiler, or else the model, said."""
     cause = getattr(error, "inner_exception", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    # Where libraries are installed is this machine's business.
+    text = re.sub(r"/\S*/site-packages/", "", str(cause))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if hasattr(cause, "op"):  # a LoweringError: the operator, the user's line and torch-mlir's reason
         return " | ".join(line for line in lines[:3])
     return f"{type(cause).__name__}: {' '.join(lines[:2])}"[:400]
