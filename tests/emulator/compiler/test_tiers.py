@@ -179,6 +179,18 @@ def test_kernels_for_a_named_level(x, name, records, no_programs, monkeypatch):
     assert records()[-1]["executor"] == "inductor"
 
 
+def test_a_program_of_another_cpu_is_compiled_again_with_a_warning(x, no_programs):
+    """As after import_cache() of a file made elsewhere, or where machines of several kinds share a cache."""
+    _compile(executor="inductor")(x.to("neuron"))
+    (folder,) = programs.root().iterdir()
+    folder.rename(folder.with_name("native-another"))
+    torch._dynamo.reset()
+    with pytest.warns(RuntimeWarning, match="compiled for native-another, which this CPU or process cannot run"):
+        result = _compile(executor="inductor")(x.to("neuron"))
+    torch.testing.assert_close(result.cpu(), _function(x))
+    assert sorted(each.name for each in programs.root().iterdir()) == sorted([folder.name, "native-another"])
+
+
 @pytest.mark.parametrize(("name", "words"), [("sse9", "no vector ISA 'sse9'"), ("avx2", "cannot run avx2")])
 def test_a_level_that_this_cpu_lacks_is_refused(name, words, monkeypatch):
     monkeypatch.setattr(isa, "cpu_flags", lambda: frozenset({"sse"}))
