@@ -46,6 +46,19 @@ def test_everything_is_recorded():
     assert [name for name, (family, _) in every().items() if records.get(family, name) is None] == []
 
 
+def test_what_is_known_to_fail_does():
+    records = Records.read()
+    known = {name: records.get(family, name) for name, (family, architecture) in every().items() if architecture.known}
+    assert [name for name, outcome in known.items() if outcome is not None and outcome.passed] == []
+
+
+@pytest.mark.slow
+def test_a_check_that_fails_is_an_outcome():
+    outcome = check_apart("no such architecture")
+    assert not outcome.passed
+    assert "KeyError" in outcome.inference.reason
+
+
 def test_page_is_printed_from_the_records():
     assert PAGE.read_text() == page(Records.read())
 

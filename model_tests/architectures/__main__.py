@@ -2,10 +2,10 @@
 Compiles the tables' architectures for the device, compares them with the CPU, and records what came out.
 
     python -m model_tests.architectures                      everything
-    python -m model_tests.architectures bert llama           these; the others keep what was recorded
+    python -m model_tests.architectures BERT Llama           these; the others keep what was recorded
     python -m model_tests.architectures --family decoders    one family
     python -m model_tests.architectures --failed             again what did not pass when it was last recorded
-    python -m model_tests.architectures llama --json         print outcomes as JSON, record nothing
+    python -m model_tests.architectures Llama --json         print outcomes as JSON, record nothing
     python -m model_tests.architectures --page               nothing; write the page from what is recorded
 """
 

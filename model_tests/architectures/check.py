@@ -68,7 +68,7 @@ def _step(architecture: Architecture, host: nn.Module, inputs: dict[str, Any], r
         reason = architecture.known or describe(error)
     records = metrics.get_dynamo_metrics()
     shape = {
-        "lowered": found is not None and all(record["lowering"] == "checked" for record in records),
+        "lowered": found is not None and {record["lowering"] for record in records} == {"checked"},
         "graphs": len(records),
         "nodes": sum(record["graph_node_count"] for record in records),
     }

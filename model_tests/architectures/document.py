@@ -25,17 +25,18 @@ INTRODUCTION = """\
 
 Each architecture with a tiny random configuration, compiled for `neuron` as one graph (`fullgraph=True`), lowered to
 StableHLO, and run by XLA on the CPU (`executor="xla"`): what is compared is what the lowered graph means,
-independently of PyTorch's kernels. With {versions}. This page
-is printed by
+independently of PyTorch's kernels.
+Found with {versions}. This page is printed by
 
     make coverage
 
-from `architectures.json` beside it, which the same command records. `ARGS="llama bert"` repeats only these.
+from `architectures.json` beside it, which the same command records. `ARGS="Llama BERT"` repeats only these.
 
 * *lowered*: every graph became StableHLO, without a fallback.
 * *equal*: every result is that of eager PyTorch on the CPU at float32: the largest difference is at most 1e-5 of the
   largest magnitude of its tensor; integers are equal; buffers afterwards too.
-* *training*: the same for the gradients of one training step, forward and backward graph.
+* *training*: the same for the gradients of one training step, forward and backward graph. A gradient that is small
+  beside the model's largest counts as at least 1 % of it.
 * *nodes*: operators of the graph for inference.
 """
 

@@ -64,7 +64,13 @@ ARCHITECTURES: list[Architecture] = [
     encoder("ERNIE", "Ernie"),
     encoder("Data2VecText", "Data2VecText"),
     encoder("ESM", "Esm", position_embedding_type="rotary", mask_token_id=4),
-    encoder("X-MOD", "Xmod", languages=["en_XX"], default_language="en_XX"),
+    encoder(
+        "X-MOD",
+        "Xmod",
+        known="picks the rows of each language by a mask, and their number depends on values",
+        languages=["en_XX"],
+        default_language="en_XX",
+    ),
     encoder("LUKE", "Luke", head="Model", entity_vocab_size=16, entity_emb_size=16),
     encoder(
         "CANINE",

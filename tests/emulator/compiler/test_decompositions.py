@@ -27,6 +27,9 @@ CASES = {
     ),
     "unsorted topk": (lambda x: x.topk(3, sorted=False)[0].sum(-1), (torch.randn(5, 9),)),
     "smallest": (lambda x: x.topk(2, largest=False, sorted=False)[1].sum(-1), (torch.randn(5, 9),)),
+    "sum of a number, axis kept": (lambda x: x.sum(0, keepdim=True), (torch.tensor(1.5),)),
+    "mean of a number, axis kept": (lambda x: x.mean(-1, keepdim=True), (torch.tensor(1.5),)),
+    "largest of a number, axis kept": (lambda x: x.amax(0, keepdim=True), (torch.tensor(1.5),)),
     "unfold": (lambda x: x.unfold(1, 4, 3), (torch.randn(2, 11, 3),)),
     "unfold, a whole axis": (lambda x: x.unfold(-1, 3, 1), (torch.randn(2, 3),)),
     "lower solve": (

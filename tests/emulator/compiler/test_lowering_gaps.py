@@ -40,6 +40,8 @@ GAPS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
         "largest": lambda x, i, b: _joined(x.cummax(1)),
         "largest of equal ones": lambda x, i, b: _joined((i % 3).cummax(0)),
         "smallest beside NaN": lambda x, i, b: _joined(torch.where(x > 1.5, float("nan"), x).cummin(-1)),
+        "logarithm of sums": lambda x, i, b: (x * 100).logcumsumexp(1),
+        "logarithm of sums of nothing": lambda x, i, b: torch.where(x < 0, float("-inf"), x).logcumsumexp(0),
         "sum of a number": lambda x, i, b: x[0, 0, 0].cumsum(0),
     },
     "diagonal": {
@@ -92,6 +94,20 @@ GAPS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
     },
     "matrix_vector": {
         "addmv": lambda x, i, b: torch.addmv(x[0, :, 0], x[1], x[2, 0], beta=0.5, alpha=2),
+    },
+    "pooling": {
+        "average, hanging over": lambda x, i, b: F.avg_pool2d(x, 2, 2, 1, ceil_mode=True, count_include_pad=False),
+        "average, own divisor": lambda x, i, b: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+        "average of three axes": lambda x, i, b: F.avg_pool3d(x[None], 2, 1, 1, True, False, 3),
+        "average of adaptive windows": lambda x, i, b: F.adaptive_avg_pool2d(x, (4, 7)),
+        "average of adaptive windows of three axes": lambda x, i, b: F.adaptive_avg_pool3d(x[None], (3, 2, 4)),
+        "largest, hanging over": lambda x, i, b: _joined(F.max_pool2d(x, 2, 2, ceil_mode=True, return_indices=True)),
+        "largest, padded": lambda x, i, b: _joined(F.max_pool2d(x, 3, 2, 1, 1, True, return_indices=True)),
+        "largest, spread": lambda x, i, b: F.max_pool2d(x, 2, 2, 1, 2, ceil_mode=True),
+        "gradient of an average": lambda x, i, b: aten.avg_pool2d_backward(
+            x[:, :3, :3], x, [3, 3], [2, 2], [1, 1], False, False, None
+        ),
+        "gradient of adaptive windows": lambda x, i, b: aten._adaptive_avg_pool2d_backward(x[:, :4, :3], x),
     },
     "remainder": {
         "fmod": lambda x, i, b: torch.fmod(i, 7),

@@ -35,6 +35,8 @@ LOWERING_GAPS = (
     "masked_scatter_backward",
     "matrix_vector",
     "max_pool_backward",
+    "number_reductions",
+    "pooling",
     "remainder",
     "slice_scatter",
     "solve_triangular",

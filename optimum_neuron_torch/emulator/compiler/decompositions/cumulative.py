@@ -24,6 +24,20 @@ def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None
     return x
 
 
+def _cumulative_logsumexp(x: Tensor, dim: int) -> Tensor:
+    """Each step relative to the larger of its two parts, so that no exponential overflows."""
+    width = 1
+    while x.dim() and width < x.size(dim):
+        earlier, later = x.narrow(dim, 0, x.size(dim) - width), x.narrow(dim, width, x.size(dim) - width)
+        larger, smaller = torch.maximum(earlier, later), torch.minimum(earlier, later)
+        # Of two equal infinities the difference is not a number, and they are their own sum.
+        difference = torch.where(larger == smaller, 0.0, smaller - larger)
+        merged = torch.where(torch.isinf(larger), larger, larger + torch.log1p(torch.exp(difference)))
+        x = torch.cat([x.narrow(dim, 0, width), merged], dim)
+        width *= 2
+    return x
+
+
 def _cumulative_extreme(wins: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
     """`wins(later, earlier)`: where the later element is the result; of equal ones it is, and NaN always is."""
 
@@ -63,5 +77,6 @@ DECOMPOSITIONS = {
     aten.cumprod.default: _cumulative_product,
     aten.cummax.default: _cumulative_extreme(torch.ge),
     aten.cummin.default: _cumulative_extreme(torch.le),
+    aten.logcumsumexp.default: _cumulative_logsumexp,
     aten.cumsum.default: _cumulative_sum,
 }
