@@ -165,8 +165,11 @@ def _load(folder: Path) -> InductorProgram:
             raise ValueError(f"{name} does not match its digest")
     with contextlib.suppress(OSError):
         os.utime(folder)  # what was not used for long is evicted first
-    with cache.inductor_directory(folder):
-        return InductorProgram(load_code(pickle.loads((folder / _CODE).read_bytes())))
+    # Inductor names kernels by the instructions too: under other ones it would compile the sources again, whose loops
+    # were generated for another width, and they would write beyond their tensors.
+    name = folder.parent.name if folder.parent.name in isa.LEVELS else isa.NATIVE
+    with cache.inductor_directory(folder), isa.inductor_target(name) as settings:
+        return InductorProgram(load_code(pickle.loads((folder / _CODE).read_bytes()), settings))
 
 
 def _files(folder: Path) -> Iterator[Path]:

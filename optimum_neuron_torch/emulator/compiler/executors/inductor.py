@@ -64,9 +64,9 @@ def compile_graph(
         )
 
 
-def load_code(code: CompiledFxGraph) -> CompiledFxGraph:
+def load_code(code: CompiledFxGraph, settings: Mapping[str, Any] | None = None) -> CompiledFxGraph:
     """Load Inductor's generated module and its kernels; its own `post_compile` serves CUDA graphs only."""
-    with inductor_config.patch(_CONFIG):
+    with inductor_config.patch({**_CONFIG, **(settings or {})}):
         graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, CompiledFxGraphConstants())
     if graph is None:
         raise RuntimeError("Inductor's generated module is gone")
