@@ -244,11 +244,11 @@ def run_child(case: str, way: str) -> dict[str, Any]:
     dynamo = torch_neuronx.neuron_dynamo_backend
     work = work.to("neuron")
     if backend == "stored":
-        first = _timed(lambda: work.call(_stored(work)))
+        compiled = _stored(work)
     else:
         settings = {"backend": "neuron", "dynamic": False, "fullgraph": True, "options": options or None}
         compiled = torch.compile(work.function, **settings)
-        first = _timed(lambda: work.call(compiled))
+    first = _timed(lambda: work.call(compiled))
     phases = ("trace", "fx_passes", "lower", "compile", "load")
     records = dynamo.get_dynamo_metrics()
     times = {phase: sum(record[f"torch_neuronx_{phase}_us"] for record in records) / 1e6 for phase in phases}
@@ -262,10 +262,6 @@ def _stored(work: Work) -> Callable[..., Any]:
     from optimum_neuron_torch.buckets.graphs import Graphs
     from optimum_neuron_torch.report import Ledger
 
-    # What is stored names its function by module, which a program run as a script has not.
-    sys.modules.setdefault("compiled_graphs", sys.modules["__main__"])
-    work.function.__module__ = "compiled_graphs"
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
     graphs = Graphs(Ledger("benchmark"), NeuronConfig())
     return lambda *args: graphs.call("benchmark", (), work.function, *args)
 
@@ -289,7 +285,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
     if arguments.what == "child":
-        print(json.dumps(run_child(arguments.cases[0], arguments.way)))
+        # Imported, since what is stored names its function by module, and a program has none.
+        import compiled_graphs
+
+        print(json.dumps(compiled_graphs.run_child(arguments.cases[0], arguments.way)))
         return
     rows = []
     console = Console(stderr=True)

@@ -1,7 +1,7 @@
 """The store of fast programs: what a host graph became after minutes of compilation, kept for every later process.
 
-A program is a folder `programs/<vector ISA>/<digest of the graph>/`: Inductor's generated module with its kernels, as
-one private cache directory of Inductor, and a digest of each file. It is made under another name and renamed when
+A program is a folder `programs/<vector ISA>/<digest of the graph>/`: Inductor's generated module, its kernels as
+libraries, and a digest of each file. Loading it needs no compiler. It is made under another name and renamed when
 it is whole. A folder that is damaged, or that does not load, is removed with a warning and made anew.
 """
 
@@ -18,21 +18,24 @@ import pickle
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
 
 from optimum_neuron_torch.emulator.compiler import cache, isa
-from optimum_neuron_torch.emulator.compiler.executors.inductor import InductorProgram, compile_graph, load_code
+from optimum_neuron_torch.emulator.compiler.executors.inductor import InductorProgram, load_code, prepare_for_storage
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
 
 
+if TYPE_CHECKING:
+    from torch._inductor.output_code import CompiledFxGraph
+
+
 FOLDER = "programs"
-_CODE, _DIGESTS = "code.pickle", "digests.json"
-# What Inductor writes while it compiles and no one needs to load: object files, headers, locks.
-_LEFTOVERS = ("*.o", "*.lock", "*.gch", "locks")
+_CODE, _CONTENTS = "code.pickle", "contents.json"
 
 
 def key_of(digest: str, *, threads: int | None = None) -> str:
@@ -106,6 +109,8 @@ def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int |
         threads: the number of threads it will run with; None takes the process's.
     """
     name = name or isa.chosen()
+    from optimum_neuron_torch.emulator.compiler.executors.inductor_compiler import compile_graph
+
     parent = root() / isa.tag(name)
     parent.mkdir(mode=0o700, exist_ok=True, parents=True)
     with FileLock(parent / f".{key}.lock"):
@@ -114,9 +119,9 @@ def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int |
         with tempfile.TemporaryDirectory(dir=parent, prefix=".building-", ignore_cleanup_errors=True) as unfinished:
             folder = Path(unfinished) / "program"
             folder.mkdir()
-            with cache.inductor_directory(folder), isa.inductor_target(name) as settings:
-                code = compile_graph(graph, threads=threads, settings=settings)
-            _describe(folder, code)
+            with cache.inductor_directory(Path(unfinished) / "inductor"), isa.inductor_target(name) as settings:
+                code, kernels = compile_graph(graph, threads=threads, settings=settings)
+            _write(folder, code, kernels)
             folder.rename(parent / key)
     return InductorProgram(code)
 
@@ -135,15 +140,16 @@ def root() -> Path:
     return (directory or _scratch()) / FOLDER
 
 
-def _describe(folder: Path, code: object) -> None:
+def _write(folder: Path, code: CompiledFxGraph, kernels: Mapping[str, Path]) -> None:
     stored = copy.copy(code)
-    stored.prepare_for_serialization()  # type: ignore[attr-defined]
-    for pattern in _LEFTOVERS:
-        for path in folder.rglob(pattern):
-            _remove(path)
+    prepare_for_storage(stored)
     (folder / _CODE).write_bytes(pickle.dumps(stored))
-    digests = {str(path.relative_to(folder)): _digest(path) for path in _files(folder)}
-    (folder / _DIGESTS).write_text(json.dumps(digests, indent=1))
+    files = {}
+    for number, (source, library) in enumerate(kernels.items()):
+        files[source] = f"kernel_{number}{''.join(library.suffixes[-1:])}"
+        shutil.move(library, folder / files[source])
+    digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    (folder / _CONTENTS).write_text(json.dumps({"digests": digests, "kernels": files}, indent=1))
 
 
 def _load_from(folder: Path) -> InductorProgram | None:
@@ -159,21 +165,17 @@ def _load_from(folder: Path) -> InductorProgram | None:
 
 
 def _load(folder: Path) -> InductorProgram:
-    digests = json.loads((folder / _DIGESTS).read_text())
-    for name, digest in digests.items():
+    contents = json.loads((folder / _CONTENTS).read_text())
+    for name, digest in contents["digests"].items():
         if _digest(folder / name) != digest:
             raise ValueError(f"{name} does not match its digest")
     with contextlib.suppress(OSError):
         os.utime(folder)  # what was not used for long is evicted first
-    # Inductor names kernels by the instructions too: under other ones it would compile the sources again, whose loops
-    # were generated for another width, and they would write beyond their tensors.
-    name = folder.parent.name if folder.parent.name in isa.LEVELS else isa.NATIVE
-    with cache.inductor_directory(folder), isa.inductor_target(name) as settings:
-        return InductorProgram(load_code(pickle.loads((folder / _CODE).read_bytes()), settings))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+    kernels = {source: folder / name for source, name in contents["kernels"].items()}
+    code = pickle.loads((folder / _CODE).read_bytes())
+    # The generated module goes into a file while it is loaded.
+    with tempfile.TemporaryDirectory(prefix="optimum-neuron-") as scratch, cache.inductor_directory(Path(scratch)):
+        return InductorProgram(load_code(code, kernels))
 
 
 def _digest(path: Path) -> str:

@@ -118,11 +118,10 @@ class HostProgram:
         self.record.program = self.digest
         _live[self.digest] = self
         from optimum_neuron_torch.emulator.compiler import background, programs
-        from optimum_neuron_torch.emulator.compiler.executors.inductor import has_compiler
 
         if program := programs.load(programs.key_of(self.digest)):
             self.use(program)
-        elif not has_compiler():
+        elif not _has_compiler():
             self._interpret()
             warnings.warn(
                 "No working C++ compiler: graphs for neuron are interpreted (executor 'aten') instead of compiled. "
@@ -164,6 +163,12 @@ def live_graph(digest: str) -> HostGraph | None:
     """The graph with a digest, if it is in use in this process, in a copy that may be consumed."""
     program = _live.get(digest)
     return None if program is None else program.source().graph()
+
+
+def _has_compiler() -> bool:
+    from optimum_neuron_torch.emulator.compiler.executors import inductor_compiler  # imports all of Inductor
+
+    return inductor_compiler.has_compiler()
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

@@ -1,27 +1,31 @@
-"""Executor `inductor`: compile the graph to C++ with Inductor."""
+"""Inductor's compiled graphs: what runs them, and how a stored one is loaded without a compiler.
+
+Loading imports none of Inductor's lowerings, and neither reads headers nor asks for the compiler's version: that would
+cost more than all the rest. `inductor_compiler.py` makes the graphs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import shutil
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
-from torch._inductor import codecache
 from torch._inductor import config as inductor_config
-from torch._inductor.codecache import FxGraphCache
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
-
-from optimum_neuron_torch.emulator.compiler.graph import HostGraph
-from optimum_neuron_torch.emulator.compiler.passes.attention import FLASH, single_query_as_math
-from optimum_neuron_torch.emulator.compiler.tracing import Decompositions, trace_on_host
 
 
 # `vec_isa_ok` skips up to ten trial compilations (14 s of a cold start); the ISA is still read from cpuid.
-_CONFIG = {"cpp.vec_isa_ok": True}
+CONFIG = {"cpp.vec_isa_ok": True}
+
+# Kernels of a graph: the digest of each one's source, and the library made from it.
+Kernels = Mapping[str, Path]
 
 
 class InductorProgram:
@@ -38,68 +42,88 @@ class InductorProgram:
         return self.call(args)
 
 
-def compile_graph(
-    graph: HostGraph, *, threads: int | None = None, settings: Mapping[str, Any] | None = None
-) -> CompiledFxGraph:
+def prepare_for_storage(code: CompiledFxGraph) -> None:
+    """Make a copy of a compiled graph fit for pickling, and cheap to load."""
+    code.prepare_for_serialization()
+    for line in _EXPENSIVE_IMPORTS:
+        *_, name = line.split()
+        code.source_code = code.source_code.replace(f"{line}\n", f"from {__name__} import {name}\n")
+
+
+def load_code(code: CompiledFxGraph, kernels: Kernels) -> CompiledFxGraph:
+    """Load a stored graph's module. (Its own `post_compile` serves CUDA graphs only.)"""
+    with inductor_config.patch({**CONFIG, "cpp_cache_precompile_headers": False}), _loading(kernels):
+        code.after_deserialization(CompiledFxGraphConstants())
+    return code
+
+
+@contextlib.contextmanager
+def recording_kernels() -> Iterator[Callable[[], dict[str, Path]]]:
+    """In this scope Inductor's kernels are noted; yields what lists them once they are compiled."""
+    made: dict[str, Callable[[], ModuleType]] = {}
+
+    def record(original: Callable[..., Any], source: str, *args: Any, **kwargs: Any) -> Any:
+        made[_digest(source)] = load = original(source, *args, **kwargs)
+        return load
+
+    with _replacing_load(record):
+        yield lambda: {digest: Path(str(load().__file__)) for digest, load in made.items()}
+
+
+@contextlib.contextmanager
+def _loading(kernels: Kernels) -> Iterator[None]:
+    """In this scope kernels are loaded from their files, and none is compiled: under other vector instructions than the
+    sources were generated for it would write beyond its tensors.
     """
-    Compile a host graph, which is consumed.
 
-    Args:
-        threads: how many threads its loops are split for; None takes PyTorch's present number.
-        settings: further settings of Inductor.
-    """
-    from torch._inductor import compile_fx  # a second of imports, that a process which compiles nothing is spared
+    def load(original: Callable[..., Any], source: str, *args: Any, **kwargs: Any) -> Any:
+        path = kernels.get(_digest(source))
+        if path is None:
+            raise LookupError("a kernel is not among the stored ones")
+        return functools.partial(CppPythonBindingsCodeCache._load_library, str(path), path.stem)
 
-    config = {**_CONFIG, "cpp.threads": threads or torch.get_num_threads(), **(settings or {})}
-    if shutil.which("openssl") is None:  # which names the precompiled headers
-        config["cpp_cache_precompile_headers"] = False
-    _forget_kernels()
-    with inductor_config.patch(config), torch._functorch.config.patch(bundled_autograd_cache=True):
-        traced = trace_on_host(graph.module, graph.inputs, decompositions(), kind=graph.kind)
-        return compile_fx.compile_fx_inner(
-            traced.module,
-            traced.inputs,
-            is_inference=graph.kind == "inference",
-            is_backward=graph.kind == "backward",
-        )
+    with _replacing_load(load):
+        yield
 
 
-def load_code(code: CompiledFxGraph, settings: Mapping[str, Any] | None = None) -> CompiledFxGraph:
-    """Load Inductor's generated module and its kernels; its own `post_compile` serves CUDA graphs only."""
-    with inductor_config.patch({**_CONFIG, **(settings or {})}):
-        graph, _ = FxGraphCache.cache_hit_post_compile(code, {}, CompiledFxGraphConstants())
-    if graph is None:
-        raise RuntimeError("Inductor's generated module is gone")
-    return graph
+@contextlib.contextmanager
+def _replacing_load(replacement: Callable[..., Any]) -> Iterator[None]:
+    original = CppPythonBindingsCodeCache.load_async
+
+    def load_async(cls: type, source: str, *args: Any, **kwargs: Any) -> Any:
+        return replacement(original, source, *args, **kwargs)
+
+    with mock.patch.object(CppPythonBindingsCodeCache, "load_async", classmethod(load_async)):
+        yield
 
 
-def decompositions() -> Decompositions:
-    """The decompositions under which a graph is traced for Inductor."""
-    from torch._inductor.decomposition import select_decomp_table
-
-    # Inductor writes KV caches in place for `index_put` only, hence `index_copy` in terms of it.
-    return {
-        **select_decomp_table(),
-        FLASH: single_query_as_math,
-        torch.ops.aten.index_copy.default: _index_copy_as_index_put,
-    }
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
-@functools.cache
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler that works."""
-    try:
-        return bool(get_cpp_compiler())
-    except (InvalidCxxCompiler, OSError):
-        return False
+# In generated modules. Both bring all of Inductor's lowerings and code generators; what follows stands in for them.
+_EXPENSIVE_IMPORTS = (
+    "from torch._inductor.select_algorithm import extern_kernels",
+    "from torch._inductor.codegen.memory_planning import _align as align",
+)
 
 
-def _forget_kernels() -> None:
-    """Inductor compiles a kernel once per process; a program is stored with all of its kernels."""
-    for library in (codecache.CppCodeCache, codecache.CppPythonBindingsCodeCache):
-        library.cache_clear()
+class _ExternKernels:
+    """Inductor's table of ready-made kernels, imported only for those that are not functions of `torch` themselves."""
+
+    mm, addmm, bmm, baddbmm = map(staticmethod, (torch.mm, torch.addmm, torch.bmm, torch.baddbmm))
+
+    def __getattr__(self, name: str) -> Any:
+        from torch._inductor.select_algorithm import extern_kernels as all_kernels
+
+        return getattr(all_kernels, name)
 
 
-def _index_copy_as_index_put(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    indices: list[torch.Tensor | None] = [None] * (dim % x.dim()) + [index]
-    return torch.ops.aten.index_put(x, indices, source)
+extern_kernels = _ExternKernels()
+
+
+def align(size: int) -> int:
+    """Inductor's rounding up of a number of bytes in a memory pool."""
+    from torch._inductor.codegen.memory_planning import _align
+
+    return _align(size)
