@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -142,6 +143,35 @@ def test_a_program_without_a_compiler_stays_interpreted(x, records, no_programs,
     assert background.pending_compilations() == 0
 
 
+def test_a_stored_program_needs_no_compiler(x, tmp_path):
+    program = textwrap.dedent(
+        """
+        import torch
+        torch.compile(lambda x: torch.softmax(x * 2 + 1, -1), backend="neuron")(torch.ones(3, 4, device="neuron"))
+        import torch_neuronx
+        print([record["executor"] for record in torch_neuronx.neuron_dynamo_backend.get_dynamo_metrics()])
+        """
+    )
+    environment = {**os.environ, "OPTIMUM_NEURON_CACHE": str(tmp_path), "NEURON_EMULATOR_EXECUTOR": "inductor"}
+    command = [sys.executable, "-c", program]
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert first.stdout == "['inductor']\n"
+    environment |= {"CXX": "/does/not/exist", "PATH": "/nowhere"}
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert second.stdout == "['inductor']\n", second.stderr
+
+
+def test_the_stand_ins_for_expensive_imports_are_what_they_stand_for():
+    from torch._inductor.codegen.memory_planning import _align
+    from torch._inductor.select_algorithm import extern_kernels
+
+    from optimum_neuron_torch.emulator.compiler.executors import inductor
+
+    for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"):
+        assert getattr(inductor.extern_kernels, name) is getattr(extern_kernels, name)
+    assert inductor.align(65) == _align(65)
+
+
 def test_in_place_writes_survive_storage():
     """The interpreted form of a stored graph writes where the first one did."""
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -170,8 +200,8 @@ def test_kernels_for_a_named_level(x, name, records, no_programs, monkeypatch):
     compiled = _compile(executor="inductor")
     torch.testing.assert_close(compiled(x.to("neuron")).cpu(), _function(x))
     assert [folder.name for folder in programs.root().iterdir()] == [name]
-    sources = "".join(path.read_text() for path in programs.root().rglob("*.cpp"))
-    assert "Vectorized<float>" in sources
+    (code,) = programs.root().rglob("code.pickle")
+    assert "Vectorized<float>" in pickle.loads(code.read_bytes()).source_code
     # This CPU has that level, so a process that asks for its own uses it.
     monkeypatch.delenv(isa.VARIABLE)
     torch._dynamo.reset()
