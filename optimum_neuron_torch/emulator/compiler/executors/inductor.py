@@ -72,8 +72,9 @@ def recording_kernels() -> Iterator[Callable[[], dict[str, Path]]]:
 
 @contextlib.contextmanager
 def _loading(kernels: Kernels) -> Iterator[None]:
-    """In this scope kernels are loaded from their files, and none is compiled: under other vector instructions than the
-    sources were generated for it would write beyond its tensors.
+    """In this scope kernels are loaded from their files, and none is compiled.
+
+    Under vector instructions other than those that its source was generated for, it would write beyond its tensors.
     """
 
     def load(original: Callable[..., Any], source: str, *args: Any, **kwargs: Any) -> Any:
