@@ -149,16 +149,14 @@ class Queue:
                 # The graph that was interpreted for longest is needed most.
                 reference = max(self._waiting, key=_slow_seconds)
                 self._waiting.remove(reference)
-            program = reference()
-            if program is None:
-                continue
-            worker = waiting.pop() if waiting else Worker(idle_only=idle_only)
-            if worker.start(program):
-                with self._changed:
-                    self._running[worker] = reference
-            else:  # a graph that cannot leave this process is compiled in it
+                program = reference()
+                if program is None:
+                    continue
+                worker = waiting.pop() if waiting else Worker(idle_only=idle_only)
+                self._running[worker] = reference  # at no time in between is it not pending
+            if not worker.start(program):  # a graph that cannot leave this process is compiled in it
                 waiting.append(worker)
-                self._use(program, None)
+                self._finished(worker, program, None)
 
     def _collect(self, waiting: list[Worker]) -> None:
         for worker, reference in list(self._running.items()):
@@ -167,14 +165,16 @@ class Queue:
                 continue
             if worker.is_alive():
                 waiting.append(worker)
-            try:
-                program = reference()
-                if program is not None:
-                    self._use(program, outcome)
-            finally:
-                with self._changed:
-                    self._running.pop(worker, None)
-                    self._changed.notify_all()
+            self._finished(worker, reference(), outcome)
+
+    def _finished(self, worker: Worker, program: HostProgram | None, outcome: dict[str, object] | None) -> None:
+        try:
+            if program is not None:
+                self._use(program, outcome)
+        finally:
+            with self._changed:
+                self._running.pop(worker, None)
+                self._changed.notify_all()
 
     def _use(self, program: HostProgram, outcome: dict[str, object] | None) -> None:
         from optimum_neuron_torch.emulator.compiler import programs
