@@ -164,6 +164,19 @@ def test_a_stored_program_needs_no_compiler(x, tmp_path):
     assert second.stdout == "['inductor']\n", second.stderr
 
 
+def test_programs_of_one_process_keep_their_kernels_apart(no_programs):
+    """Each loaded from the store, where the first kernel of every program has the same file name."""
+    functions = {size: lambda x, size=size: torch.softmax(x * size, -1) for size in (3, 40, 500)}
+    for _ in range(2):
+        torch._dynamo.reset()
+        for size, function in functions.items():
+            x = torch.randn(4, size)
+            compiled = torch.compile(function, backend="neuron", dynamic=False)
+            compiled(x.to("neuron"))
+            background.finish_compilations()
+            torch.testing.assert_close(compiled(x.to("neuron")).cpu(), function(x))
+
+
 def test_the_stand_ins_for_expensive_imports_are_what_they_stand_for():
     from torch._inductor.codegen.memory_planning import _align
     from torch._inductor.select_algorithm import extern_kernels

@@ -78,10 +78,13 @@ def _loading(kernels: Kernels) -> Iterator[None]:
     """
 
     def load(original: Callable[..., Any], source: str, *args: Any, **kwargs: Any) -> Any:
-        path = kernels.get(_digest(source))
-        if path is None:
+        digest = _digest(source)
+        if digest not in kernels:
             raise LookupError("a kernel is not among the stored ones")
-        return functools.partial(CppPythonBindingsCodeCache._load_library, str(path), path.stem)
+        path = kernels[digest]
+        # The name is the process's: another program's kernel of this name would be taken for this one.
+        name = f"{path.parent.parent.name}_{path.parent.name}_{digest}"
+        return functools.partial(CppPythonBindingsCodeCache._load_library, str(path), name)
 
     with _replacing_load(load):
         yield
