@@ -207,7 +207,7 @@ def measure_starts(case: str, repeat: int) -> Iterator[dict[str, Any]]:
             for name, (_, _, previous) in WAYS.items():
                 if name.startswith("stored") and case.startswith("training"):
                     continue  # the plugin leaves training to the user's torch.compile
-                runs[name].append(_start(case, name, Path(root) / (previous or name)))
+                runs[name].append(_start(case, name, Path(root) / (previous or name).replace(" ", "-")))
     cold = statistics.median(run["first"] for run in runs["inductor cold"])
     for name, made in runs.items():
         if made:

@@ -116,10 +116,14 @@ def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int |
     with FileLock(parent / f".{key}.lock"):
         if program := _load_from(parent / key):
             return program
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".building-", ignore_cleanup_errors=True) as unfinished:
+        with (
+            tempfile.TemporaryDirectory(dir=parent, prefix=".building-", ignore_cleanup_errors=True) as unfinished,
+            # Not below the cache, in whose path Inductor would stumble over a space.
+            tempfile.TemporaryDirectory(prefix="optimum-neuron-", ignore_cleanup_errors=True) as scratch,
+        ):
             folder = Path(unfinished) / "program"
             folder.mkdir()
-            with cache.inductor_directory(Path(unfinished) / "inductor"), isa.inductor_target(name) as settings:
+            with cache.inductor_directory(Path(scratch)), isa.inductor_target(name) as settings:
                 code, kernels = compile_graph(graph, threads=threads, settings=settings)
             _write(folder, code, kernels)
             folder.rename(parent / key)

@@ -152,7 +152,8 @@ def test_a_stored_program_needs_no_compiler(x, tmp_path):
         print([record["executor"] for record in torch_neuronx.neuron_dynamo_backend.get_dynamo_metrics()])
         """
     )
-    environment = {**os.environ, "OPTIMUM_NEURON_CACHE": str(tmp_path), "NEURON_EMULATOR_EXECUTOR": "inductor"}
+    directory = tmp_path / "a name with spaces"
+    environment = {**os.environ, "OPTIMUM_NEURON_CACHE": str(directory), "NEURON_EMULATOR_EXECUTOR": "inductor"}
     # The second process asks for no level, and has more than the kernels use.
     level = next((name for name in reversed(isa.LEVELS) if isa._runs_here(name)), isa.NATIVE)
     environment[isa.VARIABLE] = level
