@@ -79,17 +79,17 @@ def _check(write, dtype, layers, executor, monkeypatch):
 
 
 def _record_sources(monkeypatch):
-    from optimum_neuron_torch.emulator.compiler import programs
+    from optimum_neuron_torch.emulator.compiler.executors import inductor_compiler
 
     sources = []
-    compile_graph = programs.compile_graph
+    compile_graph = inductor_compiler.compile_graph
 
     def recording(*args, **kwargs):
-        code = compile_graph(*args, **kwargs)
+        code, kernels = compile_graph(*args, **kwargs)
         sources.append(code.source_code)
-        return code
+        return code, kernels
 
-    monkeypatch.setattr(programs, "compile_graph", recording)
+    monkeypatch.setattr(inductor_compiler, "compile_graph", recording)
     return sources
 
 
