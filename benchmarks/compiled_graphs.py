@@ -110,13 +110,19 @@ def _prefill(dtype: torch.dtype) -> Work:
 
 
 def _decode(dtype: torch.dtype) -> Work:
-    model = _smollm2(dtype)
-    config, position = model.config, 200
+    """The token behind a prompt of 200, whose keys and values are in the store."""
+    from optimum_neuron_torch.generation.steps import StepSpec, step
+
+    model, length = _smollm2(dtype), 200
+    layers = model.config.num_hidden_layers
+    spec = StepSpec(rows=256, is_first=True, layers=layers, extras=(), constants=(), takes_keep=True)
+    ids = torch.randint(1000, 20000, (1, length))
+    last = torch.tensor([length - 1])
+    with torch.no_grad():
+        _, *store = step(model, spec, ids, torch.ones_like(ids), torch.arange(length), torch.tensor(0), last)
     mask = torch.zeros(1, 256, dtype=torch.long)
-    mask[:, : position + 1] = 1
-    shape = (1, config.num_key_value_heads, 256, config.head_dim)
-    store = [torch.randn(shape, dtype=dtype) for _ in range(2 * config.num_hidden_layers)]
-    at = (torch.tensor([position]), torch.tensor(position), torch.tensor([0]))
+    mask[:, : length + 1] = 1
+    at = (torch.tensor([length]), torch.tensor(length), torch.tensor([0]))
     return Work(decode, model, (torch.tensor([[7]]), mask, *at, *store))
 
 
