@@ -25,9 +25,11 @@ EMULATOR_ONLY = [
     ("torch_neuronx", "is_emulated"),
     ("torch_neuronx.metrics", "mark_warm"),
     ("torch_neuronx.neuron_dynamo_backend", "compiler_version"),
+    ("torch_neuronx.neuron_dynamo_backend", "finish_compilations"),
     ("torch_neuronx.neuron_dynamo_backend", "get_graph_breaks"),
     ("torch_neuronx.neuron_dynamo_backend", "graph_directory"),
     ("torch_neuronx.neuron_dynamo_backend", "graph_programs"),
+    ("torch_neuronx.neuron_dynamo_backend", "pending_compilations"),
     ("torch_neuronx.neuron_dynamo_backend", "usable_programs"),
 ]
 # Documented, or seen in users' code, but of the same origin.
