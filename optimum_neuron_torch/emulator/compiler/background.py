@@ -152,7 +152,11 @@ class Queue:
                 program = reference()
                 if program is None:
                     continue
-                worker = waiting.pop() if waiting else Worker(idle_only=idle_only)
+                worker = next((each for each in waiting if each.idle_only == idle_only), None)
+                if worker is None:
+                    worker = Worker(idle_only=idle_only)
+                else:
+                    waiting.remove(worker)
                 self._running[worker] = reference  # at no time in between is it not pending
             if not worker.start(program):  # a graph that cannot leave this process is compiled in it
                 waiting.append(worker)
@@ -185,8 +189,8 @@ class Queue:
                 program.compile_now()
             elif "error" in outcome:
                 raise RuntimeError(outcome["error"])
-            elif fast := programs.load(programs.key_of(program.digest)):
-                program.use(fast, seconds=float(outcome["seconds"]))  # type: ignore[arg-type]
+            elif call := programs.load(programs.key_of(program.digest)):
+                program.use(call, seconds=float(outcome["seconds"]))  # type: ignore[arg-type]
             else:
                 program.compile_now()
             announce_program(program.record, (program.record.torch_neuronx_compile_us - before) / 1e6)

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from filelock import FileLock
 
 from optimum_neuron_torch.emulator.compiler import cache, isa
-from optimum_neuron_torch.emulator.compiler.executors.inductor import InductorProgram, load_code, prepare_for_storage
+from optimum_neuron_torch.emulator.compiler.executors.inductor import Call, load_code, prepare_for_storage
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
 
 
@@ -44,11 +43,11 @@ def key_of(digest: str, *, threads: int | None = None) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
 
-def load(key: str) -> InductorProgram | None:
+def load(key: str) -> Call | None:
     """The stored program, for this CPU; None where there is none, or none that loads."""
     for tag in isa.usable_tags():
-        if program := _load_from(root() / tag / key):
-            return program
+        if call := _load_from(root() / tag / key):
+            return call
     elsewhere = sorted(folder.parent.name for folder in root().glob(f"*/{key}"))
     if elsewhere:
         warnings.warn(
@@ -93,12 +92,7 @@ def folders(
     return found
 
 
-def exists(key: str) -> bool:
-    """Whether there is a program to load, without loading it."""
-    return any((root() / tag / key).is_dir() for tag in isa.usable_tags())
-
-
-def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int | None = None) -> InductorProgram:
+def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int | None = None) -> Call:
     """
     The program of `graph`, compiled now unless another process does, or did, that.
 
@@ -108,14 +102,15 @@ def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int |
         name: the vector ISA; None takes the process's.
         threads: the number of threads it will run with; None takes the process's.
     """
-    name = name or isa.chosen()
     from optimum_neuron_torch.emulator.compiler.executors.inductor_compiler import compile_graph
 
-    parent = root() / isa.tag(name)
+    name = name or isa.chosen()
+    tag = isa.tag(name)
+    parent = root() / tag
     parent.mkdir(mode=0o700, exist_ok=True, parents=True)
-    with FileLock(parent / f".{key}.lock"):
-        if program := _load_from(parent / key):
-            return program
+    with cache.lock(root().parent, f"{tag}-{key}"):
+        if call := _load_from(parent / key):
+            return call
         with (
             tempfile.TemporaryDirectory(dir=parent, prefix=".building-", ignore_cleanup_errors=True) as unfinished,
             # Not below the cache, in whose path Inductor would stumble over a space.
@@ -127,7 +122,7 @@ def build(key: str, graph: HostGraph, *, name: str | None = None, threads: int |
                 code, kernels = compile_graph(graph, threads=threads, settings=settings)
             _write(folder, code, kernels)
             folder.rename(parent / key)
-    return InductorProgram(code)
+    return code.current_callable
 
 
 @functools.cache
@@ -156,7 +151,7 @@ def _write(folder: Path, code: CompiledFxGraph, kernels: Mapping[str, Path]) -> 
     (folder / _CONTENTS).write_text(json.dumps({"digests": digests, "kernels": files}, indent=1))
 
 
-def _load_from(folder: Path) -> InductorProgram | None:
+def _load_from(folder: Path) -> Call | None:
     if not folder.is_dir():
         return None
     try:
@@ -168,7 +163,7 @@ def _load_from(folder: Path) -> InductorProgram | None:
         return None
 
 
-def _load(folder: Path) -> InductorProgram:
+def _load(folder: Path) -> Call:
     contents = json.loads((folder / _CONTENTS).read_text())
     for name, digest in contents["digests"].items():
         if _digest(folder / name) != digest:
@@ -179,7 +174,7 @@ def _load(folder: Path) -> InductorProgram:
     code = pickle.loads((folder / _CODE).read_bytes())
     # The generated module goes into a file while it is loaded.
     with tempfile.TemporaryDirectory(prefix="optimum-neuron-") as scratch, cache.inductor_directory(Path(scratch)):
-        return InductorProgram(load_code(code, kernels))
+        return load_code(code, kernels)
 
 
 def _digest(path: Path) -> str:

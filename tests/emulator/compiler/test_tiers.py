@@ -136,7 +136,7 @@ def test_what_is_interpreted_for_long_is_compiled_at_ordinary_priority(x, record
 
 
 def test_a_program_without_a_compiler_stays_interpreted(x, records, no_programs, monkeypatch):
-    monkeypatch.setattr("optimum_neuron_torch.emulator.compiler.executors.host._has_compiler", lambda: False)
+    monkeypatch.setattr("optimum_neuron_torch.emulator.compiler.executors.host.has_compiler", lambda: False)
     with pytest.warns(RuntimeWarning, match="No working C\\+\\+ compiler"):
         torch.testing.assert_close(_compile()(x.to("neuron")).cpu(), _function(x))
     assert records()[0]["executor"] == "aten"

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from torch import fx
 
+from optimum_neuron_torch.emulator.compiler.executors.inductor import Call, has_compiler
 from optimum_neuron_torch.emulator.compiler.executors.interpreted import boxed
 from optimum_neuron_torch.emulator.compiler.graph import GraphSource, HostGraph, unpickle_graph
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
@@ -71,11 +72,6 @@ class HostProgram:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self._run(args)
 
-    @property
-    def is_fast(self) -> bool:
-        """Whether Inductor's program runs."""
-        return self._interpreted is None
-
     def source(self) -> GraphSource:
         """The graph as another process can compile it."""
         with self._lock:
@@ -83,9 +79,9 @@ class HostProgram:
                 self._source, self._graph = GraphSource.of(self._graph), None  # type: ignore[arg-type]
             return self._source
 
-    def use(self, program: Any, *, seconds: float = 0.0) -> None:
-        """From now on run `program`, which took `seconds` to compile."""
-        self._run = program.call
+    def use(self, call: Call, *, seconds: float = 0.0) -> None:
+        """From now on run `call`, Inductor's program, which took `seconds` to compile."""
+        self._run = call
         self._interpreted = None
         self.record.executor = INDUCTOR
         self.record.torch_neuronx_compile_us += int(seconds * 1e6)
@@ -95,8 +91,8 @@ class HostProgram:
         from optimum_neuron_torch.emulator.compiler import programs
 
         start = time.perf_counter()
-        program = programs.build(programs.key_of(self.digest), self._host_graph())
-        self.use(program, seconds=time.perf_counter() - start)
+        call = programs.build(programs.key_of(self.digest), self._host_graph())
+        self.use(call, seconds=time.perf_counter() - start)
 
     def prepare_for_storage(self) -> Self:
         self.source()
@@ -110,7 +106,6 @@ class HostProgram:
         self._start()
 
     def _start(self) -> None:
-        self._run, self._interpreted = self._run_interpreted, None
         self.record.executor = ATEN
         if self.tier == ATEN or not self.nodes:
             self._interpret()
@@ -119,9 +114,9 @@ class HostProgram:
         _live[self.digest] = self
         from optimum_neuron_torch.emulator.compiler import background, programs
 
-        if program := programs.load(programs.key_of(self.digest)):
-            self.use(program)
-        elif not _has_compiler():
+        if call := programs.load(programs.key_of(self.digest)):
+            self.use(call)
+        elif not has_compiler():
             self._interpret()
             warnings.warn(
                 "No working C++ compiler: graphs for neuron are interpreted (executor 'aten') instead of compiled. "
@@ -163,12 +158,6 @@ def live_graph(digest: str) -> HostGraph | None:
     """The graph with a digest, if it is in use in this process, in a copy that may be consumed."""
     program = _live.get(digest)
     return None if program is None else program.source().graph()
-
-
-def _has_compiler() -> bool:
-    from optimum_neuron_torch.emulator.compiler.executors import inductor_compiler  # imports all of Inductor
-
-    return inductor_compiler.has_compiler()
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

@@ -18,6 +18,8 @@ from unittest import mock
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import CppPythonBindingsCodeCache
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
 
 
@@ -28,18 +30,18 @@ CONFIG = {"cpp.vec_isa_ok": True}
 Kernels = Mapping[str, Path]
 
 
-class InductorProgram:
-    """Inductor's compiled graph."""
+# A compiled graph as a function of its boxed arguments: what lies beneath `CompiledFxGraph.__call__`, which serves
+# profilers and autotuning of other devices.
+Call = Callable[[list[Any]], Sequence[Any]]
 
-    takes_device_tensors = False
 
-    def __init__(self, code: CompiledFxGraph) -> None:
-        self.code = code
-        # Beneath `CompiledFxGraph.__call__`, which serves profilers and autotuning of other devices.
-        self.call = code.current_callable
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        return self.call(args)
+@functools.cache
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler that works."""
+    try:
+        return bool(get_cpp_compiler())
+    except (InvalidCxxCompiler, OSError):
+        return False
 
 
 def prepare_for_storage(code: CompiledFxGraph) -> None:
@@ -50,11 +52,11 @@ def prepare_for_storage(code: CompiledFxGraph) -> None:
         code.source_code = code.source_code.replace(f"{line}\n", f"from {__name__} import {name}\n")
 
 
-def load_code(code: CompiledFxGraph, kernels: Kernels) -> CompiledFxGraph:
+def load_code(code: CompiledFxGraph, kernels: Kernels) -> Call:
     """Load a stored graph's module. (Its own `post_compile` serves CUDA graphs only.)"""
     with inductor_config.patch({**CONFIG, "cpp_cache_precompile_headers": False}), _loading(kernels):
         code.after_deserialization(CompiledFxGraphConstants())
-    return code
+    return code.current_callable
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any
 import torch
 from torch._inductor import codecache, compile_fx
 from torch._inductor import config as inductor_config
-from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.output_code import CompiledFxGraph
 
 from optimum_neuron_torch.emulator.compiler.executors.inductor import CONFIG, recording_kernels
@@ -59,15 +56,6 @@ def decompositions() -> Decompositions:
         FLASH: single_query_as_math,
         torch.ops.aten.index_copy.default: _index_copy_as_index_put,
     }
-
-
-@functools.cache
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler that works."""
-    try:
-        return bool(get_cpp_compiler())
-    except (InvalidCxxCompiler, OSError):
-        return False
 
 
 def _forget_kernels() -> None:
