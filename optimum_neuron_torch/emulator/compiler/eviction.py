@@ -32,8 +32,8 @@ _PERIOD_S = 60.0
 # Unfinished files, and locks nobody has taken for so long, belong to no living process.
 _STALE_S = 24 * 3600.0
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Folders of entries, as patterns below the folder of one machine. Inductor's own folders have two letters.
-_ENTRIES = ("artifacts/*", "aotautograd/*", "programs/*/*", "fxgraph/*/*", "??/*")
+# Entries, as patterns below the folder of one machine.
+_ENTRIES = ("artifacts/*", "aotautograd/*", "programs/*/*")
 _started = time.time()
 _looked = float("-inf")
 
