@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from optimum_neuron_torch.emulator import logs
-from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord
-
-
-_PHASES = ("trace", "fx_passes", "lower", "compile", "load")
+from optimum_neuron_torch.emulator.compiler.metrics import PHASES, GraphRecord
 
 
 def announce(record: GraphRecord) -> None:
@@ -16,7 +13,7 @@ def announce(record: GraphRecord) -> None:
 
 def compilation_line(record: GraphRecord) -> str:
     """`mini, encode batch 1: loaded mini_0_inference_0 from the cache, 210 nodes, 0.31 s (...), executor aten`."""
-    seconds = {phase: getattr(record, f"torch_neuronx_{phase}_us") / 1e6 for phase in _PHASES}
+    seconds = {phase: getattr(record, f"torch_neuronx_{phase}_us") / 1e6 for phase in PHASES}
     phases = ", ".join(f"{name.removeprefix('fx_')} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
     served = record.bucket or record.inputs or "no inputs"
     what = f"loaded {record.graph_name} from the cache" if record.cached else f"compiled {record.graph_name}"

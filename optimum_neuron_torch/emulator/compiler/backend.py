@@ -25,12 +25,11 @@ from optimum_neuron_torch.emulator.compiler import (
     stablehlo,
 )
 from optimum_neuron_torch.emulator.compiler.announcing import announce, announce_recompile
-from optimum_neuron_torch.emulator.compiler.compile_only import Blank
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph, OutputPlan
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError, NeuronCompilerError, RecompileError
 from optimum_neuron_torch.emulator.compiler.executors import Executor, Program, executor_named
 from optimum_neuron_torch.emulator.compiler.executors.eager import EagerProgram
-from optimum_neuron_torch.emulator.compiler.graph import Kind, value_of
+from optimum_neuron_torch.emulator.compiler.graph import Kind, TensorLayout, value_of
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 from optimum_neuron_torch.emulator.compiler.passes.outputs import has_known_layout
 from optimum_neuron_torch.emulator.compiler.passes.randomness import DrawnGraph, make_draws_inputs
@@ -39,7 +38,6 @@ from optimum_neuron_torch.emulator.compiler.shapes import refuse_dynamic, specia
 from optimum_neuron_torch.emulator.compiler.source import describe_inputs, first_user_line
 from optimum_neuron_torch.emulator.compiler.strict_types import TypeUse, refuse_types, types_used
 from optimum_neuron_torch.emulator.compiler.tracing import trace_on_host
-from optimum_neuron_torch.emulator.device import extension
 
 
 dynamo_watch.install()
@@ -196,18 +194,14 @@ def _plan_outputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> OutputPlan:
             for position, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.device.type == "cpu"
         ),
-        strides=tuple(
-            tuple(value.stride()) if isinstance(value, torch.Tensor) and has_known_layout(value) else None
-            for value in values
-        ),
-        blanks=tuple(_blank(value) for value in values),
+        results=tuple(_without_data(value) for value in values),
     )
 
 
-def _blank(value: Any) -> Any:
+def _without_data(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return Blank.of(value) if has_known_layout(value) else None
+    return TensorLayout.of(value) if has_known_layout(value) else None
 
 
 def _describe(gm: fx.GraphModule, record: metrics.GraphRecord) -> None:
@@ -230,7 +224,7 @@ def _explain_recompile(gm: fx.GraphModule, inputs: recompiles.Inputs, options: C
 
 
 def _refuse_recompile(gm: fx.GraphModule, inputs: recompiles.Inputs, reason: str) -> None:
-    if "recompile" in device.strict_kinds() and extension.load().is_warm():
+    if recompiles.are_refused():
         raise RecompileError(
             f"A new graph after warm-up, under strict 'recompile': {first_user_line(gm)}; "
             f"inputs {recompiles.describe(inputs)}. {f'Changed: {reason}. ' if reason else ''}"

@@ -34,15 +34,13 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optimum_neuron_torch.emulator import device
-from optimum_neuron_torch.emulator.compiler import artifacts, eviction, metrics
+from optimum_neuron_torch.emulator.compiler import artifacts, eviction, metrics, recompiles
 from optimum_neuron_torch.emulator.compiler.announcing import announce
 from optimum_neuron_torch.emulator.compiler.compiled import CompiledGraph
 from optimum_neuron_torch.emulator.compiler.errors import RecompileError
 from optimum_neuron_torch.emulator.compiler.options import CompileOptions
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import body_digest, body_digests
 from optimum_neuron_torch.emulator.compiler.session import Session
-from optimum_neuron_torch.emulator.device import extension
 
 
 VARIABLE = "OPTIMUM_NEURON_CACHE"
@@ -105,7 +103,7 @@ class StoredGraph(OutputCode):
             _refuse_after_warm_up(self.graph.record)
             _refuse_other_bodies(self.bodies)
         record = replace(self.graph.record, cached=True, timestamp=time.time(), recompile_reason="")
-        for phase in ("trace", "fx_passes", "lower", "compile", "load"):
+        for phase in metrics.PHASES:
             setattr(record, f"torch_neuronx_{phase}_us", 0)
         if session is not None:
             record.torch_neuronx_trace_us = session.trace_us()
@@ -128,7 +126,7 @@ class StoredGraph(OutputCode):
 
 def _refuse_after_warm_up(record: metrics.GraphRecord) -> None:
     """A stored function is loaded without a call of the backend, which refuses new graphs itself."""
-    if "recompile" in device.strict_kinds() and extension.load().is_warm():
+    if recompiles.are_refused():
         raise RecompileError(
             f"A new graph after warm-up, under strict 'recompile': {record.graph_name or record.graph_id[:12]}, "
             "loaded from the cache. Warm up this shape too, or pad its inputs to one that is warm."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler import compile_only
 from optimum_neuron_torch.emulator.compiler.executors import Program
-from optimum_neuron_torch.emulator.compiler.graph import Kind
+from optimum_neuron_torch.emulator.compiler.graph import Kind, TensorLayout
 from optimum_neuron_torch.emulator.compiler.metrics import GraphRecord, count_cpu_autocopies
 from optimum_neuron_torch.emulator.compiler.passes.randomness import Draw, draw
 from optimum_neuron_torch.emulator.compiler.strict_types import TypeUse, refuse_types, refuse_values
@@ -32,14 +32,12 @@ class OutputPlan:
     Args:
         device_index: neuron device of the results; None for a graph without neuron tensors.
         on_host: positions of results that the program left on the CPU.
-        strides: per result, the strides that eager execution gives; None for what is not a tensor.
-        blanks: per result, what it is without its data, for compile-only mode; what is no tensor is itself.
+        results: the layouts that eager execution gives; None for one that is not known; what is no tensor is itself.
     """
 
     device_index: int | None
     on_host: tuple[int, ...]
-    strides: tuple[tuple[int, ...] | None, ...]
-    blanks: tuple[Any, ...] = ()
+    results: tuple[TensorLayout | Any, ...]
 
 
 class CompiledGraph:
@@ -71,7 +69,7 @@ class CompiledGraph:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if _IS_COMPILE_ONLY:
             args.clear()
-            return compile_only.blank_results(self.outputs.blanks, self.outputs.on_host, self.outputs.device_index)
+            return self._on_core(self._zeros, args)
         if self.types and (kinds := _strict_kinds()):
             return self._call_strictly(args, kinds)
         if _is_profiling():
@@ -101,19 +99,26 @@ class CompiledGraph:
             return self._call_on_device(args)
         host_args = device.host_aliases(args)
         args.clear()
+        return self._on_core(self._run, host_args)
+
+    def _on_core(self, run: Callable[[list[Any]], Sequence[Any]], host_args: list[Any]) -> Sequence[Any]:
+        """What `run` returns, as tensors of the graph's core, in whose memory they are made."""
         index = self.outputs.device_index
         if index is None:
-            return self._run(host_args)
+            return run(host_args)
         # `device.allocating_on(index)` without its generator, which costs as much as the rest of this call.
         previous = _exchange_allocating_core(index)
         try:
-            results = self._run(host_args)
+            results = run(host_args)
         finally:
             _exchange_allocating_core(previous)
         wrapped = device.device_aliases(list(results), index)
         for position in self.outputs.on_host:
             wrapped[position] = results[position]
         return wrapped
+
+    def _zeros(self, host_args: list[Any]) -> list[Any]:
+        return [result.zeros() if isinstance(result, TensorLayout) else result for result in self.outputs.results]
 
     def _call_on_device(self, args: list[Any]) -> Sequence[Any]:
         for step, drawn in zip(self.draws, draw(self.draws, args), strict=True):
@@ -132,11 +137,11 @@ class CompiledGraph:
         if self._restrided is None:
             self._restrided = tuple(
                 position
-                for position, (result, strides) in enumerate(zip(results, self.outputs.strides, strict=True))
-                if strides is not None and not _has_layout(result, strides)
+                for position, (result, layout) in enumerate(zip(results, self.outputs.results, strict=True))
+                if isinstance(layout, TensorLayout) and not _has_layout(result, layout.stride)
             )
         for position in self._restrided:
-            results[position] = _restride(results[position], self.outputs.strides[position])
+            results[position] = _restride(results[position], self.outputs.results[position].stride)
         return results
 
 
@@ -147,8 +152,8 @@ def _has_layout(result: torch.Tensor, strides: tuple[int, ...]) -> bool:
     )
 
 
-def _restride(result: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    wanted = torch.empty_strided(result.size(), strides, dtype=result.dtype)  # type: ignore[arg-type]
+def _restride(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    wanted = torch.empty_strided(result.size(), strides, dtype=result.dtype)
     if torch._debug_has_internal_overlap(wanted) == 1:
         return result  # expanded in eager: the compact form reads the same
     return wanted.copy_(result)

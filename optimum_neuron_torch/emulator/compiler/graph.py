@@ -38,9 +38,9 @@ class HostGraph:
         """The nodes that compute something."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
 
-    def spec(self) -> tuple[InputSpec | Any, ...]:
+    def spec(self) -> tuple[TensorLayout | Any, ...]:
         """What is static about the inputs: layouts of tensors, values of scalars."""
-        return tuple(InputSpec.of(value) if isinstance(value, torch.Tensor) else value for value in self.inputs)
+        return tuple(TensorLayout.of(value) if isinstance(value, torch.Tensor) else value for value in self.inputs)
 
     def digest(self) -> str:
         """A name for what the graph computes, equal in every process."""
@@ -48,20 +48,26 @@ class HostGraph:
 
 
 @dataclass(frozen=True)
-class InputSpec:
-    """Layout of one input tensor."""
+class TensorLayout:
+    """A tensor without its data."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, value: torch.Tensor) -> InputSpec:
+    def of(cls, value: torch.Tensor) -> TensorLayout:
         return cls(tuple(value.size()), tuple(value.stride()), value.dtype)
 
     def fake(self) -> torch.Tensor:
         """A host tensor of this layout; call it in a fake tensor mode."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+
+    def zeros(self) -> torch.Tensor:
+        """Zeros on the host; an expanded axis stays expanded."""
+        reach = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True)) + 1
+        empty = 0 in self.size
+        return torch.zeros(0 if empty else reach, dtype=self.dtype).as_strided(self.size, self.stride)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class GraphSource:
     """A host graph in a form that another process, or a later one, can compile."""
 
     module: bytes
-    inputs: tuple[InputSpec | Any, ...]
+    inputs: tuple[TensorLayout | Any, ...]
     kind: Kind
 
     @classmethod
@@ -82,7 +88,7 @@ class GraphSource:
         fake_mode = FakeTensorMode(shape_env=ShapeEnv())
         module = unpickle_graph(self.module, fake_mode)
         with fake_mode:
-            inputs = [spec.fake() if isinstance(spec, InputSpec) else spec for spec in self.inputs]
+            inputs = [spec.fake() if isinstance(spec, TensorLayout) else spec for spec in self.inputs]
         return HostGraph(module=module, inputs=inputs, kind=self.kind)
 
 

@@ -35,6 +35,8 @@ GRAPH_STATS = (
     "torch_neuronx_compile_us",
 )
 
+# What the time of a graph is spent on: record fields `torch_neuronx_{phase}_us`.
+PHASES = ("trace", "fx_passes", "lower", "compile", "load")
 
 _lock = threading.Lock()
 _records: list[GraphRecord] = []

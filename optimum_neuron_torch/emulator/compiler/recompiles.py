@@ -14,6 +14,7 @@ from torch._guards import CompileContext
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler import graph_breaks
 from optimum_neuron_torch.emulator.compiler.errors import RecompileError
+from optimum_neuron_torch.emulator.device import extension
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ def meet_limit(frame_id: int, limit: str) -> None:
             "Pad its inputs to fewer shapes, or raise torch.compile(recompile_limit=)."
         )
     graph_breaks.record("recompile limit", line, words)
+
+
+def are_refused() -> bool:
+    """Whether a new graph is an error now: strict kind `recompile`, after the device was marked warm."""
+    return "recompile" in device.strict_kinds() and extension.load().is_warm()
 
 
 def current_reason() -> str | None:
