@@ -43,3 +43,21 @@ def records():
     from optimum_neuron_torch.emulator.compiler import metrics
 
     return metrics.get_dynamo_metrics
+
+
+@pytest.fixture
+def modules(monkeypatch, tmp_path):
+    """The text of each module that is lowered, none of them from another test."""
+    from optimum_neuron_torch.emulator.compiler import stablehlo
+
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    texts = []
+    lower = stablehlo.lower
+
+    def recording(*args, **kwargs):
+        lowered = lower(*args, **kwargs)
+        texts.append(lowered.module)
+        return lowered
+
+    monkeypatch.setattr(stablehlo, "lower", recording)
+    return texts

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from optimum_neuron_torch.emulator.compiler import stablehlo
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
 from optimum_neuron_torch.nki.ops import attention as nki_attention
 
@@ -79,21 +78,6 @@ def _(xs, power, name):
 @torch.library.custom_op("neuron_compiler_tests::without_fake", mutates_args=())
 def without_fake(x: torch.Tensor) -> torch.Tensor:
     return x * 2
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """The text of each module that is lowered."""
-    texts = []
-    lower = stablehlo.lower
-
-    def recording(*args, **kwargs):
-        lowered = lower(*args, **kwargs)
-        texts.append(lowered.module)
-        return lowered
-
-    monkeypatch.setattr(stablehlo, "lower", recording)
-    return texts
 
 
 class _Layer(torch.nn.Module):

@@ -5,28 +5,10 @@ import re
 import pytest
 import torch
 
-from optimum_neuron_torch.emulator.compiler import stablehlo
-
 from .models import CASES, on_neuron
 
 
 EDGE = 2**31
-
-
-@pytest.fixture
-def modules(monkeypatch, tmp_path):
-    """The text of each module that is lowered, none of them from another test."""
-    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
-    texts = []
-    lower = stablehlo.lower
-
-    def recording(*args, **kwargs):
-        lowered = lower(*args, **kwargs)
-        texts.append(lowered.module)
-        return lowered
-
-    monkeypatch.setattr(stablehlo, "lower", recording)
-    return texts
 
 
 def _run(function, *arguments):
