@@ -154,5 +154,5 @@ def describe(error: BaseException) -> str:
     text = re.sub(r"/\S*/site-packages/", "", str(cause))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if hasattr(cause, "op"):  # a LoweringError: the operator, the user's line and torch-mlir's reason
-        return " | ".join(line for line in lines[:3])
+        return " | ".join(lines[:3])
     return f"{type(cause).__name__}: {' '.join(lines[:2])}"[:400]

@@ -2,10 +2,9 @@
 
 from model_tests.architectures.architecture import Architecture
 from model_tests.architectures.cached_step import cached_step
-from model_tests.architectures.text import causal_lm
+from model_tests.architectures.text import GROUPED, causal_lm
 
 
-GROUPED = {"num_key_value_heads": 2}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 ARCHITECTURES: list[Architecture] = [

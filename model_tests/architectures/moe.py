@@ -2,10 +2,9 @@
 
 from model_tests.architectures.architecture import Architecture
 from model_tests.architectures.cached_step import cached_step
-from model_tests.architectures.text import HIT_EXPERTS, causal_lm
+from model_tests.architectures.text import GROUPED, HIT_EXPERTS, causal_lm
 
 
-GROUPED = {"num_key_value_heads": 2}
 # Half of the experts for each token, whatever a configuration calls them.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -2,10 +2,9 @@
 
 from model_tests.architectures.architecture import Architecture
 from model_tests.architectures.cached_step import cached_step
-from model_tests.architectures.text import causal_lm
+from model_tests.architectures.text import GROUPED, causal_lm
 
 
-GROUPED = {"num_key_value_heads": 2}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 ARCHITECTURES: list[Architecture] = [

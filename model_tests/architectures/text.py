@@ -24,7 +24,8 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
+# Half as many heads of keys and values as of queries.
+GROUPED = {"num_key_value_heads": 2}
 
 # Why some models are no single graph, on no device.
 GLOBAL_ATTENTION = "decides by the values of a mask whether there is global attention"

@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 from model_tests.architectures.architecture import Architecture
+from model_tests.architectures.text import without_dropout
 
 
 TRANSFORMER = {
@@ -35,11 +36,7 @@ def classes() -> torch.Tensor:
 
 def make(model_class: str, config: str, **values: Any) -> nn.Module:
     """A random model without stochastic depth and other dropout."""
-    configuration = getattr(transformers, config)(**values)
-    for key, value in vars(configuration).items():
-        if "drop" in key and isinstance(value, float):
-            setattr(configuration, key, 0.0)
-    return getattr(transformers, model_class)(configuration)
+    return getattr(transformers, model_class)(without_dropout(getattr(transformers, config)(**values)))
 
 
 def classifier(
