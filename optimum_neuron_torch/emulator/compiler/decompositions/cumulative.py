@@ -5,7 +5,7 @@ After the step of width w each element has taken in the w elements before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,61 +16,61 @@ aten = torch.ops.aten
 
 def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
-    width = 1
-    while x.dim() and width < x.size(dim):
-        head, tail = x.narrow(dim, 0, width), x.narrow(dim, width, x.size(dim) - width)
-        x = torch.cat([head, x.narrow(dim, 0, x.size(dim) - width) * tail], dim)
-        width *= 2
-    return x
+    return _in_doubling_steps((x,), dim, lambda earlier, later: (earlier[0] * later[0],))[0]
 
 
 def _cumulative_logsumexp(x: Tensor, dim: int) -> Tensor:
-    """Each step relative to the larger of its two parts, so that no exponential overflows."""
-    width = 1
-    while x.dim() and width < x.size(dim):
-        earlier, later = x.narrow(dim, 0, x.size(dim) - width), x.narrow(dim, width, x.size(dim) - width)
-        larger, smaller = torch.maximum(earlier, later), torch.minimum(earlier, later)
-        # Of two equal infinities the difference is not a number, and they are their own sum.
-        difference = torch.where(larger == smaller, 0.0, smaller - larger)
-        merged = torch.where(torch.isinf(larger), larger, larger + torch.log1p(torch.exp(difference)))
-        x = torch.cat([x.narrow(dim, 0, width), merged], dim)
-        width *= 2
-    return x
+    return _in_doubling_steps((x,), dim, lambda earlier, later: (_log_of_sum(*earlier, *later),))[0]
+
+
+def _log_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Relative to the larger of the two, so that no exponential overflows."""
+    larger, smaller = torch.maximum(a, b), torch.minimum(a, b)
+    # Of two equal infinities the difference is not a number, and they are their own sum.
+    difference = torch.where(larger == smaller, 0.0, smaller - larger)
+    return torch.where(torch.isinf(larger), larger, larger + torch.log1p(torch.exp(difference)))
 
 
 def _cumulative_extreme(wins: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
     """`wins(later, earlier)`: where the later element is the result; of equal ones it is, and NaN always is."""
 
+    def better(earlier: Sequence[Tensor], later: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        takes_later = wins(later[0], earlier[0]) & ~_is_nan(earlier[0]) | _is_nan(later[0])
+        return tuple(torch.where(takes_later, new, old) for old, new in zip(earlier, later, strict=True))
+
     def reduce(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         if not x.dim():
             return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-        size = x.size(dim)
         shape = [1] * x.dim()
-        shape[dim] = size
-        index = torch.arange(size, device=x.device).reshape(shape).expand(x.shape)
-        width = 1
-        while width < size:
-            earlier, earlier_index = (value.narrow(dim, 0, size - width) for value in (x, index))
-            later, later_index = (value.narrow(dim, width, size - width) for value in (x, index))
-            takes_later = wins(later, earlier) & ~_is_nan(earlier) | _is_nan(later)
-            x = torch.cat([x.narrow(dim, 0, width), torch.where(takes_later, later, earlier)], dim)
-            merged = torch.where(takes_later, later_index, earlier_index)
-            index = torch.cat([index.narrow(dim, 0, width), merged], dim)
-            width *= 2
-        return x, index
+        shape[dim] = x.size(dim)
+        index = torch.arange(x.size(dim), device=x.device).reshape(shape).expand(x.shape)
+        values, indices = _in_doubling_steps((x, index), dim, better)
+        return values, indices
 
     return reduce
 
 
+def _in_doubling_steps(
+    values: tuple[Tensor, ...],
+    dim: int,
+    merge: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """`merge(earlier, later)` over all places up to each, along an axis that the `values` share."""
+    size, width = values[0].size(dim) if values[0].dim() else 1, 1
+    while width < size:
+        merged = merge(
+            [value.narrow(dim, 0, size - width) for value in values],
+            [value.narrow(dim, width, size - width) for value in values],
+        )
+        values = tuple(
+            torch.cat([value.narrow(dim, 0, width), new], dim) for value, new in zip(values, merged, strict=True)
+        )
+        width *= 2
+    return values
+
+
 def _is_nan(x: Tensor) -> Tensor:
     return torch.isnan(x) if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
-
-
-def _cumulative_sum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """A number has no axis to sum along."""
-    if x.dim():
-        return NotImplemented
-    return x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
 
 
 DECOMPOSITIONS = {
@@ -78,5 +78,4 @@ DECOMPOSITIONS = {
     aten.cummax.default: _cumulative_extreme(torch.ge),
     aten.cummin.default: _cumulative_extreme(torch.le),
     aten.logcumsumexp.default: _cumulative_logsumexp,
-    aten.cumsum.default: _cumulative_sum,
 }

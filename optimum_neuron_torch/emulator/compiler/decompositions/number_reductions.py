@@ -1,4 +1,7 @@
-"""Reductions of a number along its axis: torch-mlir ends the process when the axis is to be kept."""
+"""Reductions of a number along its axis, and its running sum.
+
+torch-mlir ends the process when the axis is to be kept, and lowers no sum along an axis that is not there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def _of_number(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = Fals
 
 
 def _sum_of_number(
-    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     if x.dim():
         return NotImplemented
@@ -25,6 +28,7 @@ def _sum_of_number(
 
 DECOMPOSITIONS = {
     aten.sum.dim_IntList: _sum_of_number,
+    aten.cumsum.default: _sum_of_number,
     aten.mean.dim: _sum_of_number,
     aten.amax.default: _of_number,
     aten.amin.default: _of_number,
