@@ -11,25 +11,23 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from optimum_neuron_torch.emulator import device
+from optimum_neuron_torch.emulator.compiler.passes.editing import add_input, last_input, replace
 
 
 def lift_constants(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Return a copy of `gm` with one more placeholder per constant, and the constants on the host."""
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(gm.graph, copies))
+    graph.output(graph.graph_copy(gm.graph, {}))
     constants: list[torch.Tensor] = []
-    last_placeholder = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
+    last = last_input(graph)
     for node in list(graph.nodes):
         if node.op != "get_attr":
             continue
         value = _attribute(gm, str(node.target))
         if not isinstance(value, torch.Tensor):
             continue
-        with graph.inserting_after(last_placeholder) if last_placeholder else graph.inserting_before():
-            last_placeholder = graph.placeholder(f"constant_{len(constants)}")
-        node.replace_all_uses_with(last_placeholder)
-        graph.erase_node(node)
+        last = add_input(graph, f"constant_{len(constants)}", behind=last)
+        replace(node, last)
         # AOTAutograd compiles under its fake tensor mode; the literal is real, on the device or on the host.
         with _disable_current_modes():
             literal = value.detach()

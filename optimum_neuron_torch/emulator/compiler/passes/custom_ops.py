@@ -22,6 +22,8 @@ from torch import fx
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from optimum_neuron_torch.emulator.compiler.passes.editing import add_input, last_input, replace
+
 
 # How fake tensors say that a body wants values, which they do not have.
 _VALUES_WANTED = (DataDependentOutputException, DynamicOutputShapeException)
@@ -91,43 +93,31 @@ class CustomCall:
 
 def take_out_custom_calls(gm: fx.GraphModule) -> list[CustomCall]:
     """Cut `gm` at its custom operators, in place: what they return becomes inputs, what they take results."""
-    return [
-        _take_out(gm, node)
+    calls = [
+        _take_out(gm.graph, node)
         for node in list(gm.graph.nodes)
-        if node.op == "call_function" and is_one_call(node.target) and _returns_tensors(node)
+        if node.op == "call_function" and python_body(node.target) is not None and _returns_tensors(node)
     ]
+    if calls:
+        gm.recompile()
+    return calls
 
 
-def _take_out(gm: fx.GraphModule, node: fx.Node) -> CustomCall:
-    graph, output = gm.graph, gm.graph.output_node()
-    value = node.meta["val"]
+def _take_out(graph: fx.Graph, node: fx.Node) -> CustomCall:
+    value, output = node.meta["val"], graph.output_node()
     inputs = [_add_input(graph, one) for one in ((value,) if isinstance(value, torch.Tensor) else value)]
     operands = tuple(_nodes_of((node.args, node.kwargs)))
     call = CustomCall(node.target, node.args, node.kwargs, operands, len(inputs), node.stack_trace)  # type: ignore[arg-type]
-    if isinstance(value, torch.Tensor):
-        node.replace_all_uses_with(inputs[0])
-    else:
-        for user in list(node.users):
-            user.replace_all_uses_with(inputs[user.args[1]])  # type: ignore[index]
-            graph.erase_node(user)
+    replace(node, inputs[0] if isinstance(value, torch.Tensor) else inputs)
     output.args = ((*output.args[0], *operands),)  # type: ignore[misc]
-    graph.erase_node(node)
-    gm.recompile()
     return call
 
 
 def _add_input(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
-    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
-    with graph.inserting_after(last) if last else graph.inserting_before():
-        added = graph.placeholder("custom_result")
+    added = add_input(graph, "custom_result", behind=last_input(graph))
     added.target = added.name  # the name of a parameter: two of one name are no Python function
     added.meta["val"] = value
     return added
-
-
-def is_one_call(target: Any) -> bool:
-    """Whether the lowering keeps `target` as one operation."""
-    return python_body(target) is not None
 
 
 def _returns_tensors(node: fx.Node) -> bool:

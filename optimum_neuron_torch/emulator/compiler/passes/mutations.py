@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from optimum_neuron_torch.emulator.compiler.passes.editing import add_call
+
 
 def functionalize_input_writes(gm: fx.GraphModule) -> list[int]:
     """Rewrite in place; return, per added output, the position of the placeholder it belongs to."""
@@ -33,13 +35,7 @@ def _as_stored(graph: fx.Graph, value: fx.Node, target: fx.Node) -> fx.Node:
     """`copy_` broadcasts and converts; the written value must do so explicitly."""
     want, have = target.meta["val"], value.meta["val"]
     if have.size() != want.size():
-        value = _call(graph, torch.ops.aten.expand.default, value, list(want.size()))
+        value = add_call(graph, torch.ops.aten.expand.default, value, list(want.size()))
     if have.dtype != want.dtype:
-        value = _call(graph, torch.ops.aten._to_copy.default, value, dtype=want.dtype)
+        value = add_call(graph, torch.ops.aten._to_copy.default, value, dtype=want.dtype)
     return value
-
-
-def _call(graph: fx.Graph, target: object, node: fx.Node, *args: object, **kwargs: object) -> fx.Node:
-    call = graph.call_function(target, (node, *args), kwargs)  # type: ignore[arg-type]
-    call.meta["val"] = target(node.meta["val"], *args, **kwargs)  # type: ignore[operator]
-    return call

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from optimum_neuron_torch.emulator.compiler.passes.editing import add_call
+
 
 aten = torch.ops.aten
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten._index_put_impl.default)
@@ -42,9 +44,9 @@ def _by_axis(indices: list[Any], source: torch.Tensor) -> list[tuple[Any, int]]:
 def _wrap(graph: fx.Graph, index: Any, size: int) -> Any:
     if index is None or _counts_up(index):
         return index
-    negative = _call(graph, aten.lt.Scalar, index, 0)
-    from_start = _call(graph, aten.add.Tensor, index, size)
-    return _call(graph, aten.where.self, negative, from_start, index)
+    negative = add_call(graph, aten.lt.Scalar, index, 0)
+    from_start = add_call(graph, aten.add.Tensor, index, size)
+    return add_call(graph, aten.where.self, negative, from_start, index)
 
 
 def _counts_up(index: fx.Node) -> bool:
@@ -55,9 +57,3 @@ def _counts_up(index: fx.Node) -> bool:
         return False
     start, _, step = (*index.args, 1)[:3]
     return start == 0 and step > 0  # type: ignore[operator]
-
-
-def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    call = graph.call_function(target, args)
-    call.meta["val"] = target(*fx.map_arg(args, lambda node: node.meta["val"]))
-    return call

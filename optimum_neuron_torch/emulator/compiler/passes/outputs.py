@@ -14,6 +14,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from optimum_neuron_torch.emulator.compiler.graph import value_of
 from optimum_neuron_torch.emulator.compiler.passes.complex_pairs import real_view
+from optimum_neuron_torch.emulator.compiler.passes.editing import add_call
 
 
 def match_outputs(traced: fx.GraphModule, *, like: fx.GraphModule) -> None:
@@ -36,14 +37,14 @@ def _match(graph: fx.Graph, node: Any, promised: Any) -> Any:
     if promised.is_complex() and not node.meta["val"].is_complex():
         promised = real_view(promised)
     if node.meta["val"].dtype != promised.dtype:
-        node = _call(graph, torch.ops.aten._to_copy.default, node, dtype=promised.dtype)
+        node = add_call(graph, torch.ops.aten._to_copy.default, node, dtype=promised.dtype)
     if not has_known_layout(promised):
         return node
     if node.meta["val"].stride() != promised.stride() and _is_dense(promised):
         order = sorted(range(promised.dim()), key=lambda axis: -promised.stride(axis))
-        node = _call(graph, torch.ops.aten.permute.default, node, order)
-        node = _call(graph, torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
-        node = _call(graph, torch.ops.aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
+        node = add_call(graph, torch.ops.aten.permute.default, node, order)
+        node = add_call(graph, torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
+        node = add_call(graph, torch.ops.aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
     return node
 
 
@@ -54,9 +55,3 @@ def has_known_layout(value: torch.Tensor) -> bool:
 
 def _is_dense(value: torch.Tensor) -> bool:
     return is_non_overlapping_and_dense_or_false(value)
-
-
-def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    call = graph.call_function(target, (node, *args), kwargs)
-    call.meta["val"] = target(node.meta["val"], *args, **kwargs)
-    return call

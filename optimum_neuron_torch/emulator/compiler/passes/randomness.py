@@ -23,6 +23,7 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.utils._python_dispatch import _disable_current_modes
 
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
+from optimum_neuron_torch.emulator.compiler.passes.editing import add_call, add_input, replace
 from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
 from optimum_neuron_torch.emulator.device import extension
 
@@ -133,7 +134,7 @@ class _Extraction:
         call = _Call(self, node, _bind(target, args, node.kwargs), value, state)
         with self.graph.inserting_before(node):
             results = rule(call)
-        self._substitute(node, results)
+        replace(node, results)
 
     def _replace_saving(self, node: fx.Node) -> None:
         """The state is drawn first, then what the operator draws."""
@@ -161,20 +162,9 @@ class _Extraction:
         with detect_fake_mode(self.inputs):
             return target(*args, **kwargs)
 
-    def _substitute(self, node: fx.Node, results: fx.Node | tuple[fx.Node, ...]) -> None:
-        if isinstance(results, tuple):
-            for user in list(node.users):
-                user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
-                self.graph.erase_node(user)
-        else:
-            node.replace_all_uses_with(results)
-        self.graph.erase_node(node)
-
     def add_input(self, draw: Draw, value: torch.Tensor) -> fx.Node:
         """A placeholder behind the others for what `draw` gives."""
-        inserting = self.graph.inserting_after(self._last_input) if self._last_input else self.graph.inserting_before()
-        with inserting:
-            self._last_input = self.graph.placeholder(f"draw_{len(self.draws)}")
+        self._last_input = add_input(self.graph, f"draw_{len(self.draws)}", behind=self._last_input)
         self._last_input.meta["val"] = value
         self.inputs.append(value)
         self.draws.append(draw)
@@ -215,11 +205,10 @@ class _Call:
 
     def compute(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A node of the graph in the operator's place."""
-        call = self.extraction.graph.call_function(target, args, kwargs)
-        call.meta = {key: value for key, value in self.node.meta.items() if key != "tensor_meta"}
-        values = fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        call.meta["val"] = target(*values[0], **values[1])
-        return call
+        node = add_call(self.extraction.graph, target, *args, **kwargs)
+        node.meta = {**self.node.meta, "val": node.meta["val"]}
+        node.meta.pop("tensor_meta", None)
+        return node
 
 
 def _fill(method: str, *names: str) -> Callable[[_Call], fx.Node]:
@@ -273,14 +262,9 @@ def _bernoulli_of_tensor(call: _Call) -> fx.Node:
 
 
 def _normal_of_tensors(call: _Call) -> fx.Node:
-    drawn: Any = call.draw("normal_", 0.0, 1.0)
-    for name, tensor, scalar in (
-        ("std", aten.mul.Tensor, aten.mul.Tensor),
-        ("mean", aten.add.Tensor, aten.add.Tensor),
-    ):
-        argument = call.arguments[name]
-        drawn = call.compute(tensor if isinstance(argument, fx.Node) else scalar, drawn, argument)
-    return drawn
+    drawn = call.draw("normal_", 0.0, 1.0)
+    scaled = call.compute(aten.mul.Tensor, drawn, call.arguments["std"])
+    return call.compute(aten.add.Tensor, scaled, call.arguments["mean"])
 
 
 def _multinomial(call: _Call) -> fx.Node:
@@ -294,9 +278,7 @@ def _multinomial(call: _Call) -> fx.Node:
     if samples == 1:
         return call.compute(aten.argmax.default, ratio, -1, True)
     best = call.compute(aten.topk.default, ratio, samples)
-    indices = call.extraction.graph.call_function(operator.getitem, (best, 1))
-    indices.meta["val"] = best.meta["val"][1]
-    return indices
+    return call.compute(operator.getitem, best, 1)
 
 
 _RULES: dict[Any, Callable[[_Call], Any]] = {
