@@ -26,7 +26,7 @@ from optimum_neuron_torch.emulator.compiler.passes.constant_comparisons import f
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, take_out_custom_calls
 from optimum_neuron_torch.emulator.compiler.passes.mutations import functionalize_input_writes
 from optimum_neuron_torch.emulator.compiler.passes.negative_indices import wrap_negative_indices
-from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
+from optimum_neuron_torch.emulator.compiler.source import lowering_error, operand_types
 from optimum_neuron_torch.emulator.compiler.stable_sorts import make_sorts_stable
 from optimum_neuron_torch.emulator.compiler.tracing import trace_body, trace_on_host
 
@@ -165,15 +165,11 @@ def _refuse_unknown_numbers(gm: fx.GraphModule) -> None:
     """torch-mlir makes programs with dynamic shapes of them, which neither XLA nor a static device can take."""
     for node in gm.graph.nodes:
         if free_unbacked_symbols(node.meta.get("val")):
-            name, line = str(node.target), user_line(node)
-            raise LoweringError(
-                f"{name}({', '.join(operand_types(node))}) makes a number, or a shape, that depends on values: it is "
-                "known only when the graph runs, and a graph for Trainium is static.\n"
-                f"  from {line or 'an unknown line'}\n"
+            raise lowering_error(
+                node,
+                "makes a number, or a shape, that depends on values: it is known only when the graph runs, and a "
+                "graph for Trainium is static.",
                 "Keep the number a tensor, pad to a size that is known, or compute it outside torch.compile.",
-                op=name,
-                inputs=operand_types(node),
-                source=line,
             )
 
 
@@ -216,16 +212,12 @@ def _lowering_error(gm: fx.GraphModule, message: str) -> LoweringError:
     node, reason = _failing_node(gm), message[:300]
     if node is None:
         return LoweringError(f"The graph does not lower to StableHLO: {reason}", op="unknown")
-    name, operands, line = str(node.target), operand_types(node), user_line(node)
-    return LoweringError(
-        f"{name}({', '.join(operands)}) does not lower to StableHLO, so this graph would not compile for Trainium.\n"
-        f"  from {line or 'an unknown line'}\n"
-        f"  torch-mlir: {reason}\n"
+    return lowering_error(
+        node,
+        "does not lower to StableHLO, so this graph would not compile for Trainium.",
+        f"  torch-mlir: {reason}",
         "Rewrite that line, keep it outside torch.compile, or let such graphs run eagerly with "
         'options={"fallback_execution": True}.',
-        op=name,
-        inputs=operands,
-        source=line,
     )
 
 

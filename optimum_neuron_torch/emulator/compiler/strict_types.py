@@ -17,7 +17,7 @@ from torch import fx
 
 from optimum_neuron_torch.emulator import device
 from optimum_neuron_torch.emulator.compiler.errors import NeuronCompilerError
-from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
+from optimum_neuron_torch.emulator.compiler.source import operand_types, type_of, user_line
 
 
 _REASONS = {
@@ -70,7 +70,7 @@ def refuse_values(values: Iterable[Any], kinds: Collection[str], what: str) -> N
         if isinstance(value, torch.Tensor) and value.dtype == torch.int64 and value.numel():
             low, high = torch.aminmax(value if value.device.type == "cpu" else device.host_alias(value))
             if low < _INT32.min or high > _INT32.max:
-                raise _refusal("int64", f"{what} int64{list(value.shape)}")
+                raise _refusal("int64", f"{what} {type_of(value)}")
 
 
 def _refusal(kind: str, place: str) -> NeuronCompilerError:
@@ -95,6 +95,5 @@ def _kind_of(value: torch.Tensor) -> str | None:
 def _describe(node: fx.Node) -> str:
     line = user_line(node) or next((line for user in node.users if (line := user_line(user))), "an unknown line")
     if node.op == "placeholder":
-        value = next(_tensors_of(node))
-        return f"a graph's input {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, used at {line}"
+        return f"a graph's input {type_of(next(_tensors_of(node)))}, used at {line}"
     return f"{node.target}({', '.join(operand_types(node))}) at {line}"

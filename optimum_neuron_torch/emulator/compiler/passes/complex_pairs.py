@@ -19,9 +19,8 @@ from torch._subclasses.complex_tensor import ComplexTensor
 from torch._subclasses.complex_tensor._ops.common import lookup_complex
 from torch.utils import _pytree as pytree
 
-from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.passes.devices import to_host_devices
-from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
+from optimum_neuron_torch.emulator.compiler.source import lowering_error
 
 
 aten = torch.ops.aten
@@ -77,14 +76,11 @@ def _call(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise NotImplementedError("no form of it in real numbers is known")
         return handler(*args, **kwargs)
     except (NotImplementedError, TypeError, AttributeError, AssertionError) as error:
-        operands, line = operand_types(node), user_line(node)
-        raise LoweringError(
-            f"{target}({', '.join(operands)}) computes with complex numbers, which Trainium has not, and does not "
-            f"lower to real ones.\n  from {line or 'an unknown line'}\n  {error}\n"
+        raise lowering_error(
+            node,
+            "computes with complex numbers, which Trainium has not, and does not lower to real ones.",
+            f"  {error}",
             "Write it with real and imaginary parts, or keep it outside torch.compile.",
-            op=str(target),
-            inputs=operands,
-            source=line,
         ) from error
 
 

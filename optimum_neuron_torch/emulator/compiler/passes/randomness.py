@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
 from optimum_neuron_torch.emulator.compiler.passes.editing import add_call, add_input, replace
-from optimum_neuron_torch.emulator.compiler.source import operand_types, user_line
+from optimum_neuron_torch.emulator.compiler.source import lowering_error
 from optimum_neuron_torch.emulator.device import extension
 
 
@@ -342,16 +342,12 @@ def _core_of(value: Any) -> int | None:
 
 
 def _refusal(node: fx.Node, target: Any) -> LoweringError:
-    operands, line = operand_types(node), user_line(node)
-    return LoweringError(
-        f"{target}({', '.join(operands)}) draws random numbers as the values of its inputs demand, so that they "
-        "cannot be drawn before the graph runs.\n"
-        f"  from {line or 'an unknown line'}\n"
+    return lowering_error(
+        node,
+        "draws random numbers as the values of its inputs demand, so that they cannot be drawn before the graph runs.",
         "Keep that line outside torch.compile, or let such graphs run eagerly with "
         'options={"fallback_execution": True}.',
-        op=str(target),
-        inputs=operands,
-        source=line,
+        target=target,
     )
 
 
