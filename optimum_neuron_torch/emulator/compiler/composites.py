@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from optimum_neuron_torch.emulator.compiler.legal_types import captured_by, owner_of
+
 
 if TYPE_CHECKING:
     from torch_mlir import ir
@@ -139,11 +141,6 @@ def _sort(block: ir.Block) -> None:
 
 def _used_by(operation: ir.Operation) -> Iterator[ir.Operation]:
     """The operations whose results `operation`, or an operation in its regions, takes."""
-    for operand in operation.operands:
-        # The owner of a function's argument is a block.
-        if (owner := getattr(operand.owner, "operation", None)) is not None:
+    for operand in (*operation.operands, *captured_by(operation)):
+        if (owner := owner_of(operand)) is not None:
             yield owner
-    for region in operation.regions:
-        for block in region:
-            for inner in block.operations:
-                yield from _used_by(inner)

@@ -9,7 +9,7 @@ comes from the user, and what returns to them, keeps its type.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,18 +50,9 @@ def legalise_types(module: ir.Module) -> None:
 
 def _make_static(operation: ir.Operation) -> None:
     """A range of known length does not compute its length."""
-    from torch_mlir import ir
-
     if operation.name != "stablehlo.dynamic_iota" or not operation.results[0].type.has_static_shape:
         return
-    iota = ir.Operation.create(
-        "stablehlo.iota",
-        results=[operation.results[0].type],
-        attributes={"iota_dimension": operation.attributes["iota_dimension"]},
-        ip=ir.InsertionPoint(operation),
-    )
-    operation.results[0].replace_all_uses_with(iota.results[0])
-    operation.operation.erase()
+    _replace(operation, "stablehlo.iota", {"iota_dimension": operation.attributes["iota_dimension"]})
 
 
 def _fold_constant(operation: ir.Operation) -> None:
@@ -71,17 +62,18 @@ def _fold_constant(operation: ir.Operation) -> None:
     if operation.name == "arith.constant":
         value = operation.attributes["value"]
         if isinstance(value, ir.DenseElementsAttr):
-            _replace_by_constant(operation, value)
+            _replace(operation, "stablehlo.constant", {"value": value})
     elif operation.name in ("stablehlo.convert", "stablehlo.reshape", "stablehlo.broadcast_in_dim"):
         number = _number_of(operation.operands[0])
         source, target = (_numpy_type(value) for value in (operation.operands[0], operation.results[0]))
         if number is not None and source is not None and target is not None:
-            _replace_by_constant(operation, _splat(operation.results[0].type, number, target))
+            value = _splat(operation.results[0].type, number, target)
+            _replace(operation, "stablehlo.constant", {"value": value})
 
 
 def _number_of(value: ir.Value) -> Any:
     """The number that fills a constant, of the constant's type; None for any other value."""
-    owner = _owner_of(value)
+    owner = owner_of(value)
     if owner is None or owner.name != "stablehlo.constant":
         return None
     attribute = owner.attributes["value"]
@@ -101,16 +93,14 @@ def _splat(tensor_type: ir.Type, number: Any, kind: type) -> ir.Attribute:
     return ir.DenseElementsAttr.get_splat(tensor_type, ir.IntegerAttr.get(element, int(number)))
 
 
-def _replace_by_constant(operation: ir.Operation, value: ir.Attribute) -> None:
+def _replace(operation: ir.Operation, name: str, attributes: dict[str, ir.Attribute]) -> None:
+    """Put an operation without operands in the place of one with a single result."""
     from torch_mlir import ir
 
-    constant = ir.Operation.create(
-        "stablehlo.constant",
-        results=[operation.results[0].type],
-        attributes={"value": value},
-        ip=ir.InsertionPoint(operation),
+    new = ir.Operation.create(
+        name, results=[operation.results[0].type], attributes=attributes, ip=ir.InsertionPoint(operation)
     )
-    operation.results[0].replace_all_uses_with(constant.results[0])
+    operation.results[0].replace_all_uses_with(new.results[0])
     operation.operation.erase()
 
 
@@ -159,7 +149,7 @@ class _Narrowing:
         operations = list(self._block.operations)
         for operation in operations:
             self._find_ranges(operation)
-        captured = {value for operation in operations for value in _captured_by(operation)}
+        captured = {value for operation in operations for value in captured_by(operation)}
         for operation in operations:
             if self._is_same_in_int32(operation) and operation.results[0] not in captured:
                 self._narrow.add(operation.results[0])
@@ -228,7 +218,7 @@ class _Narrowing:
         """`value` in another width, right behind it: every user comes later."""
         from torch_mlir import ir
 
-        owner = _owner_of(value)
+        owner = owner_of(value)
         convert = ir.Operation.create("stablehlo.convert", results=[_with_width(value.type, width)], operands=[value])
         if owner is None:
             ir.InsertionPoint.at_block_begin(self._block).insert(convert)
@@ -306,8 +296,7 @@ def _same(*operands: int) -> Rule:
 
     def rule(operation: ir.Operation, range_of: Callable[[Any], Range], position: int) -> Range:
         chosen = [operation.operands[i] for i in operands] if operands else list(operation.operands)
-        ranges = [range_of(value) for value in chosen]
-        return min(low for low, _ in ranges), max(high for _, high in ranges)
+        return _hull(range_of(value) for value in chosen)
 
     return rule
 
@@ -342,7 +331,7 @@ def _reduce(operation: ir.Operation, range_of: Callable[[Any], Range], position:
     if body == ["stablehlo.add", "stablehlo.return"]:
         count = math.prod(operation.operands[0].type.shape) // max(math.prod(operation.results[0].type.shape), 1)
         return begin[0] + min(value[0] * count, 0), begin[1] + max(value[1] * count, 0)
-    return _hull([value, begin]) if body[0] in ("stablehlo.maximum", "stablehlo.minimum") else None
+    return _hull((value, begin)) if body[0] in ("stablehlo.maximum", "stablehlo.minimum") else None
 
 
 def _reduce_window(operation: ir.Operation, range_of: Callable[[Any], Range], position: int) -> Range | None:
@@ -361,7 +350,7 @@ def _scatter(operation: ir.Operation, range_of: Callable[[Any], Range], position
     return _same(0, 2)(operation, range_of, position) if body == ["stablehlo.return"] else None
 
 
-def _hull(ranges: Any) -> Range:
+def _hull(ranges: Iterable[Range]) -> Range:
     lows, highs = zip(*ranges, strict=True)
     return min(lows), max(highs)
 
@@ -406,18 +395,18 @@ def _clipped(found: Range | None, bounds: Range) -> Range:
 # ---- types ----------------------------------------------------------------------------------------------------------
 
 
-def _owner_of(value: ir.Value) -> Any:
+def owner_of(value: ir.Value) -> Any:
     """The operation that makes `value`; None for a function's argument."""
     return getattr(value.owner, "operation", None)
 
 
-def _captured_by(operation: ir.Operation) -> Iterator[ir.Value]:
+def captured_by(operation: ir.Operation) -> Iterator[ir.Value]:
     """What operations inside of `operation` take."""
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
                 yield from inner.operands
-                yield from _captured_by(inner)
+                yield from captured_by(inner)
 
 
 def _width(value: ir.Value) -> int | None:
