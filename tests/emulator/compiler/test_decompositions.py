@@ -31,6 +31,7 @@ CASES = {
     "mean of a number, axis kept": (lambda x: x.mean(-1, keepdim=True), (torch.tensor(1.5),)),
     "largest of a number, axis kept": (lambda x: x.amax(0, keepdim=True), (torch.tensor(1.5),)),
     "unfold": (lambda x: x.unfold(1, 4, 3), (torch.randn(2, 11, 3),)),
+    "unfold, overlapping": (lambda x: x.unfold(1, 5, 2), (torch.randn(2, 11, 3),)),
     "unfold, a whole axis": (lambda x: x.unfold(-1, 3, 1), (torch.randn(2, 3),)),
     "lower solve": (
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
@@ -44,7 +45,15 @@ CASES = {
     "hypot": (torch.hypot, (torch.tensor([3e30, 0.0, -1.0, 1e-30]), torch.tensor([4e30, 0.0, float("inf"), 1e-30]))),
     "grouped product": (_grouped, (torch.randn(10, 6), torch.randn(4, 6, 5), _offsets())),
 }
-GRADIENTS = ("unsorted topk", "unfold", "grouped product", "lower solve", "upper solve")
+GRADIENTS = (
+    "unsorted topk",
+    "unfold",
+    "unfold, overlapping",
+    "unfold, a whole axis",
+    "grouped product",
+    "lower solve",
+    "upper solve",
+)
 
 
 def _compile(function):

@@ -52,6 +52,7 @@ GAPS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
     },
     "distance": {
         "euclidean": lambda x, i, b: torch.cdist(x, x.flip(0)),
+        "euclidean, of many rows": lambda x, i, b: torch.cdist(x.repeat(1, 5, 1), x.repeat(1, 5, 1) + 2),
         "of blocks": lambda x, i, b: torch.cdist(x, x * 2, p=1.0),
         "largest difference": lambda x, i, b: torch.cdist(x, x + 1, p=float("inf")),
     },

@@ -13,8 +13,4 @@ def _distances(a: Tensor, b: Tensor, p: float, compute_mode: int | None = None) 
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
 
 
-def _euclidean(a: Tensor, b: Tensor) -> Tensor:
-    return _distances(a, b, 2.0)
-
-
-DECOMPOSITIONS = {aten._cdist_forward.default: _distances, aten._euclidean_dist.default: _euclidean}
+DECOMPOSITIONS = {aten._cdist_forward.default: _distances}
