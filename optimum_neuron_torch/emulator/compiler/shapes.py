@@ -26,10 +26,13 @@ def refuse_dynamic() -> None:
 
 def specialise(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Replace symbols among the inputs by the numbers they stand for, each guarded, and their uses in `gm` alike."""
+    changed = False
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if isinstance(value, torch.SymInt):
             node.replace_all_uses_with(int(value))  # type: ignore[arg-type]
-    gm.recompile()
+            changed = True
+    if changed:
+        gm.recompile()
     return [_specialise(value) for value in inputs]
 
 

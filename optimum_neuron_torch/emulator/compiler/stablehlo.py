@@ -128,8 +128,7 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
         else:
             results.append((False, result))
     output.args = (tuple(tensors),)
-    gm.graph.eliminate_dead_code()
-    gm.recompile()
+    gm.graph.eliminate_dead_code()  # and no code is made of it, which takes long: torch-mlir reads the graph
     return results
 
 

@@ -26,7 +26,10 @@ _CHECKS = (
 
 def drop_assertions(gm: fx.GraphModule) -> None:
     """Remove checks in place; what only they used is dead code."""
+    changed = False
     for node in reversed(gm.graph.nodes):
         if node.target in _CHECKS and not node.users:
             gm.graph.erase_node(node)
-    gm.recompile()
+            changed = True
+    if changed:
+        gm.recompile()

@@ -20,6 +20,7 @@ _CONVERSIONS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element
 
 def fold_constant_comparisons(gm: fx.GraphModule) -> None:
     """Replace each comparison of tensors filled with one number by the tensor of its result, in place."""
+    changed = False
     for node in list(gm.graph.nodes):
         if node.target not in _COMPARISONS:
             continue
@@ -35,8 +36,10 @@ def fold_constant_comparisons(gm: fx.GraphModule) -> None:
         filled.meta = dict(node.meta)
         node.replace_all_uses_with(filled)
         gm.graph.erase_node(node)
-    gm.graph.eliminate_dead_code()
-    gm.recompile()
+        changed = True
+    if changed:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
 
 
 def _constant(argument: Any) -> Any:

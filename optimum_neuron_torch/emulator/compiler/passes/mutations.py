@@ -26,8 +26,9 @@ def functionalize_input_writes(gm: fx.GraphModule) -> list[int]:
         written[target] = value
         node.replace_all_uses_with(value)
         gm.graph.erase_node(node)
-    output.args = ((*output.args[0], *written.values()),)  # type: ignore[misc]
-    gm.recompile()
+    if written:
+        output.args = ((*output.args[0], *written.values()),)  # type: ignore[misc]
+        gm.recompile()
     return [placeholders.index(target) for target in written]
 
 
