@@ -25,17 +25,13 @@ def _var_mean(x: Tensor, dim: Axes = None, *, correction: float | None = None, k
     count = math.prod(x.size(axis) for axis in axes)
     squares = (wide - mean).square().sum(axes, keepdim=True) if axes else torch.zeros_like(wide)
     variance = squares / max(count - (1 if correction is None else correction), 0)
-    results = [variance, mean] if keepdim else [_without(value, axes) for value in (variance, mean)]
+    results = [variance, mean] if keepdim else [value.squeeze(axes) for value in (variance, mean)]
     return tuple(value.to(x.dtype) for value in results)
 
 
 def _var(x: Tensor, dim: Axes = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
     results = _var_mean(x, dim, correction=correction, keepdim=keepdim)
     return results if results is NotImplemented else results[0]
-
-
-def _without(x: Tensor, axes: Sequence[int]) -> Tensor:
-    return x.reshape([size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
 def _layer_norm(

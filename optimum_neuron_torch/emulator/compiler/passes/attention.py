@@ -124,7 +124,6 @@ def flash_as_math(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The CPU's flash attention as matrix products: same results, same layout (B, Q, H, D in memory)."""
-    key_BHKD, value_BHKD = (_repeat_heads(x, query_BHQD.size(1)) for x in (key_BHKD, value_BHKD))
     accumulate = torch.promote_types(query_BHQD.dtype, torch.float32)
     scale = scale if scale is not None else 1.0 / math.sqrt(query_BHQD.size(-1))
     # The kernel takes grouped queries as they are.
