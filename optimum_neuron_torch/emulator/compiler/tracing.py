@@ -24,12 +24,10 @@ from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
 from optimum_neuron_torch.emulator.compiler.passes.complex_pairs import ComplexAsPairs, has_complex, real_view
 from optimum_neuron_torch.emulator.compiler.passes.constants import lift_constants
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
-from optimum_neuron_torch.emulator.compiler.passes.devices import to_host_devices
+from optimum_neuron_torch.emulator.compiler.passes.devices import HOST, to_host_devices
 from optimum_neuron_torch.emulator.compiler.passes.known_scalars import fold_known_scalars
 from optimum_neuron_torch.emulator.compiler.passes.outputs import match_outputs
 
-
-HOST = torch.device("cpu")
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 

@@ -42,8 +42,8 @@ GAPS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
         "smallest beside NaN": lambda x, i, b: _joined(torch.where(x > 1.5, float("nan"), x).cummin(-1)),
         "logarithm of sums": lambda x, i, b: (x * 100).logcumsumexp(1),
         "logarithm of sums of nothing": lambda x, i, b: torch.where(x < 0, float("-inf"), x).logcumsumexp(0),
-        "sum of a number": lambda x, i, b: x[0, 0, 0].cumsum(0),
     },
+    "number_reductions": {"running sum": lambda x, i, b: x[0, 0, 0].cumsum(0)},
     "diagonal": {
         "diagonal": lambda x, i, b: x.diagonal(),
         "of other axes": lambda x, i, b: x.diagonal(-2, 2, 1),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from optimum_neuron_torch.emulator.compiler.decompositions.remainder import is_real
+
 
 aten = torch.ops.aten
 
 
 def _floor_divide(x: Tensor, other: Tensor | int) -> Tensor:
-    if x.is_floating_point() or (other.is_floating_point() if isinstance(other, Tensor) else isinstance(other, float)):
+    if is_real(x) or is_real(other):
         return NotImplemented
     quotient = torch.div(x, other, rounding_mode="trunc")
     rest = x - quotient * other

@@ -16,7 +16,7 @@ Number = Tensor | int | float
 
 
 def _fmod(x: Tensor, other: Number) -> Tensor:
-    if not x.is_floating_point() and not _is_real(other):
+    if not is_real(x) and not is_real(other):
         return x - torch.div(x, other, rounding_mode="trunc") * other
     return NotImplemented if isinstance(other, Tensor) else aten.fmod.Tensor(x, torch.full_like(x, other))
 
@@ -28,7 +28,7 @@ def _remainder(x: Number, other: Number) -> Tensor:
     return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
 
 
-def _is_real(value: Number) -> bool:
+def is_real(value: Number) -> bool:
     return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
