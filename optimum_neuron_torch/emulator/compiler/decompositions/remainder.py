@@ -18,12 +18,15 @@ Number = Tensor | int | float
 def _fmod(x: Tensor, other: Number) -> Tensor:
     if not is_real(x) and not is_real(other):
         return x - torch.div(x, other, rounding_mode="trunc") * other
-    return NotImplemented if isinstance(other, Tensor) else aten.fmod.Tensor(x, torch.full_like(x, other))
+    if isinstance(other, Tensor):
+        return NotImplemented
+    x = x.to(torch.result_type(x, other))
+    return aten.fmod.Tensor(x, torch.full_like(x, other))
 
 
 def _remainder(x: Number, other: Number) -> Tensor:
     if not isinstance(x, Tensor):
-        x = torch.full_like(other, x)  # type: ignore[arg-type]
+        x = torch.full_like(other, x, dtype=torch.result_type(x, other))  # type: ignore[arg-type]
     rest = torch.fmod(x, other)
     return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
 
