@@ -65,6 +65,9 @@ class ModuleState:
         self._real_tensors = [tensor for tensor in self._tensors if tensor is not None]
         self._dtypes = list(map(_dtype_of, self._real_tensors))
         self._grads = list(map(_requires_grad_of, self._real_tensors))
+        self._shapes = list(map(torch.Tensor.size, self._real_tensors))
+        self._strided = [tensor for tensor in self._real_tensors if tensor.layout is torch.strided]
+        self._strides = list(map(torch.Tensor.stride, self._strided))
         self._place = self._device()
         self._watch_attributes(modules)
         self._digest = hashlib.sha256(repr(list(_describe_module(self._module))).encode()).hexdigest()
@@ -88,6 +91,8 @@ class ModuleState:
                 and self._children == self._child_copies
                 and all(map(operator.is_, chain.from_iterable(map(dict.values, self._tensor_dicts)), self._tensors))
                 and list(map(_dtype_of, self._real_tensors)) == self._dtypes
+                and list(map(torch.Tensor.size, self._real_tensors)) == self._shapes
+                and list(map(torch.Tensor.stride, self._strided)) == self._strides
                 and (not torch.is_grad_enabled() or list(map(_requires_grad_of, self._real_tensors)) == self._grads)
                 and self._device() == self._place
                 and list(map(operator.getitem, self._owners, self._names)) == self._values

@@ -24,8 +24,9 @@ def _add_adapter(model):
     inject_adapter_in_model(LoraConfig(target_modules=["q_proj"], r=2), model)
 
 
-def _swap_storage(model):
-    model.model.layers[1].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight.data.bfloat16()
+def _swap_storage(model, change):
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data = change(weight.data)
 
 
 CHANGES = {
@@ -34,7 +35,9 @@ CHANGES = {
     "the attention implementation": lambda m: m.set_attn_implementation("eager"),
     "another vocabulary": lambda m: m.resize_token_embeddings(325),
     "another dtype": lambda m: m.to(torch.bfloat16),
-    "another dtype of one weight": _swap_storage,
+    "another dtype of one weight": lambda m: _swap_storage(m, torch.Tensor.bfloat16),
+    "another size of one weight": lambda m: _swap_storage(m, lambda w: w[:5]),
+    "another layout of one weight": lambda m: _swap_storage(m, lambda w: w.t().contiguous().t()),
     "an adapter": _add_adapter,
     "training mode": lambda m: m.train(),
     "training mode of one layer": lambda m: m.model.layers[1].train(),
