@@ -68,13 +68,18 @@ class ArtifactStore:
         directory = runtime.graph_directory()
         return None if directory is None else cls(directory)
 
-    def variants(self, key: str) -> Iterator[Artifact]:
-        """The whole, current variants of `key`, newest first. Damaged ones are removed, with a warning."""
+    def variants(self, key: str, seen: set[Path]) -> Iterator[Artifact]:
+        """The whole, current variants of `key` that were not `seen` before, newest first. Damaged ones are removed,
+        with a warning.
+        """
         with contextlib.suppress(FileNotFoundError):
             paths = [path for path in self._folder(key).iterdir() if not path.name.startswith(".")]
-            for path in sorted(paths, key=_modified, reverse=True):
+            for path in sorted(set(paths) - seen, key=_modified, reverse=True):
                 artifact = self._read(path)
-                if artifact is not None and artifact.header.format == FORMAT:
+                if artifact is None:
+                    continue
+                seen.add(path)
+                if artifact.header.format == FORMAT:
                     if are_unchanged(artifact.header.sources):
                         yield artifact
                     else:

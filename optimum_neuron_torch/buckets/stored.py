@@ -56,17 +56,18 @@ class Maker:
             name = artifact_key(step, key, states, args, self.options)
         if store is None or name is None:
             return Made(self._compile_at_first_call(step), reason=reason or "the compile backend names no version")
+        seen: set[Path] = set()
         with _making:
-            made = self._load(store, name, args)
+            made = self._load(store, name, args, seen)
             if made is None:
                 with store.lock(name):
                     # Another process may have compiled it meanwhile.
-                    made = self._load(store, name, args) or self._compile_and_store(store, name, step, args)
+                    made = self._load(store, name, args, seen) or self._compile_and_store(store, name, step, args)
         return made
 
-    def _load(self, store: ArtifactStore, name: str, args: Sequence[Any]) -> Made | None:
-        """A stored function that serves `args`, or None."""
-        for artifact in store.variants(name):
+    def _load(self, store: ArtifactStore, name: str, args: Sequence[Any], seen: set[Path]) -> Made | None:
+        """A stored function that serves `args`, or None; those `seen` did not."""
+        for artifact in store.variants(name, seen):
             call = self._load_variant(store, artifact, args)
             if call is not None:
                 store.touch(artifact)
