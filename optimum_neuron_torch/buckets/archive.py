@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import runtime
+from ..files import replacing
 from . import artifacts, manifest
 from .artifacts import ArtifactStore, Header
 from .manifest import GraphEntry, Manifest
@@ -100,18 +101,14 @@ def _nothing_to_write(found: list, models: list | None, threads: int) -> str:
 
 def _write_zip(path: Path, names: dict[Path, str], contents: dict[str, Any]) -> Path:
     """Members, then their digests: the zip is made under another name and appears whole."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        contents["files"] = {name: _facts(file) for file, name in sorted(names.items())}
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
-            archive.writestr(CONTENTS, json.dumps(contents, indent=1))
-            for file, name in sorted(names.items()):
-                archive.write(file, name)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    contents["files"] = {name: _facts(file) for file, name in sorted(names.items())}
+    with (
+        replacing(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive,
+    ):
+        archive.writestr(CONTENTS, json.dumps(contents, indent=1))
+        for file, name in sorted(names.items()):
+            archive.write(file, name)
     return path
 
 

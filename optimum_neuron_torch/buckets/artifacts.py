@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from .. import runtime
+from ..files import replacing
 from .sources import are_unchanged
 
 
@@ -101,17 +101,10 @@ class ArtifactStore:
         folder = self._folder(key)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / hashlib.sha256(content).hexdigest()
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.getpid()}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         self._drop_old_variants(folder, keep=path)
         return path
 

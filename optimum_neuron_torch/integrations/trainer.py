@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import runtime
+from ..files import replacing
 from .accelerate import float16_refusal
 
 
@@ -84,15 +84,9 @@ def _add_device_state(path: Path, is_distributed: bool) -> None:
         )
         return
     states = {**_read(path), RNG_KEY: function()}
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        torch.save(states, name)
-        os.chmod(name, path.stat().st_mode)
-        os.replace(name, path)  # readers see the old file or the new one
-    except BaseException:
-        os.unlink(name)
-        raise
+    with replacing(path) as temporary:
+        torch.save(states, temporary)
+        temporary.chmod(path.stat().st_mode)
 
 
 def _restore_device_state(path: Path, is_distributed: bool) -> None:
