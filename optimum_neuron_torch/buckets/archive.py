@@ -4,6 +4,7 @@ The file is a zip. Its first member, `contents.json`, says for which versions an
 has the digest and size of each. What is read is checked whole in a folder of its own before anything takes its place.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from .. import runtime
 from ..files import replacing
 from . import artifacts, manifest
 from .artifacts import ArtifactStore, Header
-from .manifest import GraphEntry, Manifest
+from .manifest import Manifest
 from .sources import versions
 
 
@@ -241,12 +242,5 @@ def _take(unfinished: Path, directory: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.replace(file, place)
     for file in sorted((unfinished / manifest.FOLDER).glob("*.json")):
-        _merge_manifest(file)
-
-
-def _merge_manifest(file: Path) -> None:
-    merged = Manifest.at(_manifests() / file.name)
-    known = {entry.place for entry in merged.graphs()}
-    for entry in Manifest.at(file).graphs():
-        if entry.place not in known:
-            merged.compiled(GraphEntry(**{**vars(entry), "loads": 0}))
+        entries = [dataclasses.replace(entry, loads=0) for entry in Manifest.at(file).graphs()]
+        Manifest.at(_manifests() / file.name).merge(entries)

@@ -107,6 +107,10 @@ class Manifest:
         """Add a graph, or take its place."""
         self._edit(lambda graphs: graphs.update({entry.place: entry}))
 
+    def merge(self, entries: list[GraphEntry]) -> None:
+        """Add the graphs of another machine's manifest that are not listed here."""
+        self._edit(lambda graphs: graphs.update({e.place: e for e in entries if e.place not in graphs}))
+
     def loaded(self, entry: GraphEntry) -> None:
         """Note that a graph came from the cache."""
 

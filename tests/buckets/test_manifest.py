@@ -39,6 +39,14 @@ def test_a_graph_is_listed_once(manifest):
     assert manifest.buckets("encode") == []
 
 
+def test_another_machines_graphs_are_merged(manifest):
+    mine = GraphEntry("forward", {"batch": 1}, "file", "machine", 1, 2.0, loads=3)
+    manifest.compiled(mine)
+    theirs = [GraphEntry("forward", {"batch": size}, "file", "machine", 1, 9.0) for size in (1, 2)]
+    manifest.merge(theirs)
+    assert sorted((entry.bucket["batch"], entry.loads) for entry in manifest.graphs()) == [(1, 3), (2, 0)]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "graphs": [{"function": 1}]}'])
 def test_what_cannot_be_read_starts_anew(manifest, text):
     manifest.path.parent.mkdir()
