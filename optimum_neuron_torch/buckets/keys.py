@@ -25,9 +25,10 @@ _requires_grad_of = operator.attrgetter("requires_grad")
 
 
 def signature(args: Sequence[Any]) -> tuple:
-    """What a graph holds of the tensors among `args`."""
+    """What a graph holds of `args`, but for modules: constants, and what is static about tensors."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     return (
+        tuple(arg for arg in args if not isinstance(arg, (torch.Tensor, torch.nn.Module))),
         tuple(map(torch.Tensor.size, tensors)),
         tuple(map(torch.Tensor.stride, tensors)),
         tuple(map(_dtype_of, tensors)),

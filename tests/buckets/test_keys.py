@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+import optimum_neuron_torch as ont
+from optimum_neuron_torch.buckets.graphs import Graphs
 from optimum_neuron_torch.buckets.keys import artifact_key, process_state, signature
+from optimum_neuron_torch.report import Ledger
 
 
 BASE = torch.zeros(6, 3)
@@ -76,3 +79,16 @@ def test_options_of_the_compiler(options):
     keys = {artifact_key(step, (), [], (), each) for each in (None, options)}
     assert len(keys) == 2
     assert artifact_key(step, (), [], (), {"model_name": "another"}) in keys
+
+
+def grown(rows: int, x):
+    return torch.nn.functional.pad(x, (0, 0, 0, rows - x.shape[0]))
+
+
+def test_constants_among_the_arguments_make_another_graph(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    config = ont.NeuronConfig(options={"executor": "aten", "lowering": "off"})
+    graphs, x = Graphs(Ledger("test"), config), torch.ones(2, 3, device="neuron")
+    for rows in (4, 6, 4):
+        assert graphs.call("grow", (("batch", 2),), grown, rows, x).shape == (rows, 3)
+    assert len(graphs) == 2
