@@ -20,7 +20,7 @@ from ..config import NeuronConfig
 from ..report import Ledger
 from .axes import PROBES, DimRule, OutputRules, UnknownAxesError, find_rules
 from .graphs import Graphs
-from .modes import autocast_dtype, outside_inference_mode
+from .modes import outside_inference_mode
 from .pad import dense, pad_axis, pad_rows, repeat_last
 from .shell import borrowed, shell_of
 from .sizes import axis_sizes
@@ -205,13 +205,9 @@ class BucketedModule:
         self, function: str, bucket: dict[str, Any], call: Call, tensors: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
         device = self._home.device
-        form = call.form if call.dims else call.spec
-        modes = (torch.is_grad_enabled(), autocast_dtype(device), self._home.dtype)
         arguments = [dense(tensor).to(device) for tensor in tensors.values()]
         with borrowed(self.shell, self.module) as shell:
-            return self.graphs.call(
-                function, (*bucket.items(), form, *modes), run_forward, shell, call.spec, *arguments
-            )
+            return self.graphs.call(function, tuple(bucket.items()), run_forward, shell, call.spec, *arguments)
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 

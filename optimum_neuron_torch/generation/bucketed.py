@@ -16,7 +16,6 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..buckets.graphs import Graphs
-from ..buckets.modes import autocast_dtype
 from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
@@ -144,8 +143,7 @@ class BucketedGeneration:
         return CausalLMOutputWithPast(logits=output[0].to("cpu")[: inputs.batch, : inputs.kept], cache=cache)
 
     def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
-        key = (*bucket.items(), autocast_dtype(self.model.device), self.model.dtype)
-        return self.graphs.call(function, key, compiled, *args)
+        return self.graphs.call(function, tuple(bucket.items()), compiled, *args)
 
     def gather(self, cache: BucketCache, index: torch.Tensor) -> None:
         """Make the store's rows `index` (B') of its rows, padded to a batch bucket."""
