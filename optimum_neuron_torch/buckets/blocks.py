@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .capturing import captured_keys
 from .flat import CONSTANTS, NotFlatError, flatten, rebuild
-from .shell import visible_attributes
+from .shell import shell_of
 from .state import ModuleState
 
 
@@ -243,8 +243,7 @@ class Twin:
 
 def _shell(module: torch.nn.Module) -> torch.nn.Module:
     """An object of the module's class with its attributes and no hooks: they run outside, or are idle."""
-    shell = object.__new__(type(module))
-    shell.__dict__.update(visible_attributes(module))
+    shell = shell_of(module)
     for hooks in ("_forward_hooks", "_forward_pre_hooks"):
         shell.__dict__[hooks] = type(module.__dict__[hooks])()
     return shell

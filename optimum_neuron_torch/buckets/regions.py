@@ -54,9 +54,8 @@ class Regions:
 
     @contextlib.contextmanager
     def _intercepted(self, block: torch.nn.Module, step: "StepCalls") -> Iterator[None]:
-        if (
-            "forward" in block.__dict__ or block._compiled_call_impl is not None
-        ):  # another library's, or the user's own
+        # Another library's, or the user's own.
+        if "forward" in block.__dict__ or block._compiled_call_impl is not None:
             self.ledger.depart("stock_path", _where(step.function, block), "something else replaced its forward")
             yield
             return

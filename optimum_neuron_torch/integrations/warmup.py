@@ -44,12 +44,11 @@ def warm(model: torch.nn.Module, buckets: Buckets | None, *, dry_run: bool, prog
     generation = prepared.generation.get() if prepared.generation is not None else None
     axes = generation.axes() if generation is not None else prepared.module.axis_sizes
     steps = _met_steps(model, prepared.module, generation, axes) if buckets is None else []
-    if steps:
-        steps = _served(steps, axes)
-    elif generation is not None:
-        steps = _served(_generation_steps(generation, buckets), axes)
-    else:
-        steps = _served(_forward_steps(prepared.module, buckets), axes)
+    if not steps and generation is not None:
+        steps = _generation_steps(generation, buckets)
+    elif not steps:
+        steps = _forward_steps(prepared.module, buckets)
+    steps = _served(steps, axes)
     if not steps:
         warnings.warn(
             f"nothing of {prepared.ledger.name} can be warmed up: no combination of buckets fits together, or its "
