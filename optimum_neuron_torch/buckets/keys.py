@@ -27,8 +27,10 @@ _requires_grad_of = operator.attrgetter("requires_grad")
 def signature(args: Sequence[Any]) -> tuple:
     """What a graph holds of `args`, but for modules: constants, and what is static about tensors."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    constants = tuple(arg for arg in args if not isinstance(arg, (torch.Tensor, torch.nn.Module)))
     return (
-        tuple(arg for arg in args if not isinstance(arg, (torch.Tensor, torch.nn.Module))),
+        constants,
+        repr(constants),  # 1, 1.0 and True are equal, and make graphs of different types
         tuple(map(torch.Tensor.size, tensors)),
         tuple(map(torch.Tensor.stride, tensors)),
         tuple(map(_dtype_of, tensors)),

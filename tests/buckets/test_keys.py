@@ -92,3 +92,15 @@ def test_constants_among_the_arguments_make_another_graph(tmp_path, monkeypatch)
     for rows in (4, 6, 4):
         assert graphs.call("grow", (("batch", 2),), grown, rows, x).shape == (rows, 3)
     assert len(graphs) == 2
+
+
+def scaled(factor: float, x):
+    return x * factor
+
+
+def test_equal_constants_of_other_types_make_another_graph(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    config = ont.NeuronConfig(options={"executor": "aten", "lowering": "off"})
+    graphs, x = Graphs(Ledger("test"), config), torch.ones(2, dtype=torch.long, device="neuron")
+    for factor, dtype in ((1, torch.int64), (1.0, torch.float32), (True, torch.int64)):
+        assert graphs.call("scale", (), scaled, factor, x).dtype == dtype
