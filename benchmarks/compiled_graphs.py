@@ -77,11 +77,13 @@ def prefill(module: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 def decode(module: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
     """One token over a key-value store of 256 positions that is written in place."""
+    from optimum_neuron_torch.generation.layers.kinds import layer_kinds
     from optimum_neuron_torch.generation.steps import StepSpec, step
 
     slots, offset, keep, *store = rest
-    spec = StepSpec(rows=256, is_first=False, layers=len(store) // 2, extras=(), constants=(), takes_keep=True)
-    return step(module, spec, ids, mask, slots, offset, keep, *store)[0]
+    held = (True,) * len(store)
+    spec = StepSpec(256, False, layer_kinds(module.config), held, ("input_ids", "attention_mask"), (), takes_keep=True)
+    return step(module, spec, slots, offset, keep, ids, mask, *store)[0]
 
 
 def denoise(module: torch.nn.Module, sample: torch.Tensor, step: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
@@ -111,15 +113,15 @@ def _prefill(dtype: torch.dtype) -> Work:
 
 def _decode(dtype: torch.dtype) -> Work:
     """The token behind a prompt of 200, whose keys and values are in the store."""
+    from optimum_neuron_torch.generation.layers.kinds import layer_kinds
     from optimum_neuron_torch.generation.steps import StepSpec, step
 
     model, length = _smollm2(dtype), 200
-    layers = model.config.num_hidden_layers
-    spec = StepSpec(rows=256, is_first=True, layers=layers, extras=(), constants=(), takes_keep=True)
+    spec = StepSpec(256, True, layer_kinds(model.config), (), ("input_ids", "attention_mask"), (), takes_keep=True)
     ids = torch.randint(1000, 20000, (1, length))
     last = torch.tensor([length - 1])
     with torch.no_grad():
-        _, *store = step(model, spec, ids, torch.ones_like(ids), torch.arange(length), torch.tensor(0), last)
+        _, *store = step(model, spec, torch.arange(length), torch.tensor(0), last, ids, torch.ones_like(ids))
     mask = torch.zeros(1, 256, dtype=torch.long)
     mask[:, : length + 1] = 1
     at = (torch.tensor([length]), torch.tensor(length), torch.tensor([0]))

@@ -8,13 +8,14 @@ to the bucket.
 """
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ..buckets.blocks import CROSSINGS
 from ..buckets.graphs import Graphs
 from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
@@ -22,7 +23,8 @@ from ..buckets.sizes import AxisSizes, axis_sizes
 from ..config import NeuronConfig
 from ..report import Ledger
 from .cache import BucketCache
-from .layers import FULL_LENGTH_TYPES
+from .layers.crossing import CacheCrossing
+from .layers.kinds import LayerKind, UnknownLayerError, layer_kinds
 from .steps import StepSpec, gather_rows, grow_store, step
 
 
@@ -30,14 +32,15 @@ from .steps import StepSpec, gather_rows, grow_store, step
 SHORT_BLOCKS = (1, 4, 16)
 # Inputs of forward that have one entry per token and are padded like the ids.
 PER_TOKEN = ("position_ids", "token_type_ids")
+CROSSINGS[Cache] = CacheCrossing()
 
 
 class NotBucketableError(NotImplementedError):
     """A model, or a call, that has no bucket rule; the message says which part. The stock path serves it."""
 
 
-def check_supported(model: torch.nn.Module) -> int:
-    """The number of cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no
+def check_supported(model: torch.nn.Module) -> tuple[LayerKind, ...]:
+    """The cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no
     rule for it.
     """
     name = type(model).__name__
@@ -49,23 +52,25 @@ def check_supported(model: torch.nn.Module) -> int:
         raise NotBucketableError(f"{name} keeps a state of its own kind instead of a Cache")
     if model.is_remote_code():
         raise NotBucketableError(f"{name} is remote code, whose use of the cache is not known")
-    types, _ = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    unknown = sorted(set(types) - FULL_LENGTH_TYPES)
-    if unknown:
-        raise NotBucketableError(f"{name} has cache layers of type {unknown}, which have no static form yet")
-    return len(types)
+    try:
+        return layer_kinds(model.config.get_text_config(decoder=True))
+    except UnknownLayerError as error:
+        raise NotBucketableError(f"{name}: {error}") from error
 
 
 @dataclass
 class StepInputs:
-    """The host tensors of one call, padded, and what is needed to cut the result."""
+    """The host tensors of one call, padded, and what is needed to cut the result.
+
+    tensors: arguments of the model's forward, by name. positions: slots (Q,), offset (0-d), keep (N,).
+    """
 
     batch: int
     kept: int
-    tensors: list[torch.Tensor]
-    extras: tuple[str, ...]
+    positions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
     constants: tuple[tuple[str, Any], ...]
-    bucket: dict[str, int] = field(default_factory=dict)
+    bucket: dict[str, int]
 
 
 class BucketedGeneration:
@@ -108,8 +113,14 @@ class BucketedGeneration:
             return
         rows = self.caches.fit(max(needed, cache.limit) + 1)  # one more: the dump row
         if cache.state is not None:
-            bucket = {"batch": cache.state[0].shape[0], "cache": cache.rows, "grown": rows}
-            cache.state = self._call("grow", bucket, grow_store, rows, *cache.state)
+            axes = [axis for kind in self.layers for axis in kind.row_axes]
+            growing = {i: axis for i, axis in enumerate(axes) if axis is not None and cache.state[i] is not None}
+            bucket = {"batch": cache.tensors[0].shape[0], "cache": cache.rows, "grown": rows}
+            grown = self._call(
+                "grow", bucket, grow_store, rows, tuple(growing.values()), *(cache.state[i] for i in growing)
+            )
+            for index, tensor in zip(growing, grown, strict=True):
+                cache.state[index] = tensor
             self.ledger.used("grow", bucket, 1, 1)
         cache.rows = rows
 
@@ -128,11 +139,13 @@ class BucketedGeneration:
         cache.fill()
         is_first = cache.state is None
         inputs = self._pad(cache, arguments)
-        spec = StepSpec(cache.rows, is_first, self.layers, inputs.extras, inputs.constants, self.takes_keep)
-        tensors = [dense(tensor).to(self.model.device) for tensor in inputs.tensors]
+        spec = StepSpec(
+            cache.rows, is_first, self.layers, cache.held, tuple(inputs.tensors), inputs.constants, self.takes_keep
+        )
+        tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
         function = "prefill" if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
         with borrowed(self.shell, self.model) as shell:
-            output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *(cache.state or ()))
+            output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *cache.tensors)
         if is_first:
             cache.state = output[1:]
         length = arguments["input_ids"].shape[1]
@@ -149,10 +162,10 @@ class BucketedGeneration:
         """Make the store's rows `index` (B') of its rows, padded to a batch bucket."""
         with torch.inference_mode(False), torch.no_grad():
             rows = index.shape[0]
-            bucket = {"from": cache.state[0].shape[0], "batch": self.batches.fit(rows), "cache": cache.rows}
+            bucket = {"from": cache.tensors[0].shape[0], "batch": self.batches.fit(rows), "cache": cache.rows}
             index = index.to("cpu", torch.int64, copy=True)  # beam search gives int32, other callers int64
             padded = dense(pad_rows(index, bucket["batch"])).to(self.model.device)
-            cache.state = self._call("gather", bucket, gather_rows, padded, *cache.state)
+            cache.put(self._call("gather", bucket, gather_rows, padded, *cache.tensors))
             self.ledger.used("gather", bucket, rows, bucket["batch"])
             cache.rows_in_batch = rows
 
@@ -177,20 +190,18 @@ class BucketedGeneration:
         kept = length if isinstance(kept, int) and kept == 0 else kept if isinstance(kept, int) else kept.shape[0]
         slots_Q = torch.full((block,), cache.rows - 1)
         slots_Q[:length] = torch.arange(past, past + length)
-        tensors = [
-            pad_axis(pad_rows(ids_BQ, rows), 1, block),
-            self._pad_mask(mask_BM, batch, past, length, rows, block if is_first else cache.rows, is_first),
-            slots_Q,
-            torch.tensor(past),
-            keep_N,
-        ]
-        for tensor in extras.values():  # the loop's positions may have one row for all
-            tensors.append(repeat_last(pad_rows(tensor.expand(batch, length), rows), 1, block))
+        tensors = {
+            "input_ids": pad_axis(pad_rows(ids_BQ, rows), 1, block),
+            "attention_mask": self._pad_mask(mask_BM, batch, past, length, rows, block if is_first else cache.rows),
+        }
+        for name, tensor in extras.items():  # the loop's positions may have one row for all
+            tensors[name] = repeat_last(pad_rows(tensor.expand(batch, length), rows), 1, block)
         bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0]}
-        return StepInputs(batch, min(kept, length), tensors, tuple(extras), constants, bucket)
+        positions = (slots_Q, torch.tensor(past), keep_N)
+        return StepInputs(batch, min(kept, length), positions, tensors, constants, bucket)
 
     def _pad_mask(
-        self, mask_BM: torch.Tensor | None, batch: int, past: int, length: int, rows: int, columns: int, is_first: bool
+        self, mask_BM: torch.Tensor | None, batch: int, past: int, length: int, rows: int, columns: int
     ) -> torch.Tensor:
         """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
         mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else _host(mask_BM).long()

@@ -3,10 +3,13 @@ buckets.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache
+
+from .steps import spread
 
 
 if TYPE_CHECKING:
@@ -20,7 +23,8 @@ class BucketCache(Cache):
     nothing around the model's forward, and passes the 2-D mask on.
 
     Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its
-    tensors; prompt: arguments of a call whose keys are stored when they are first needed, or None.
+    tensors, None where the model leaves one out; prompt: arguments of a call whose keys are stored when they are first
+    needed, or None.
     """
 
     is_compileable = False
@@ -29,7 +33,7 @@ class BucketCache(Cache):
         super().__init__(layers=[])
         self.owner, self.limit = owner, limit
         self.length, self.rows, self.rows_in_batch = 0, 0, 0
-        self.state: list[torch.Tensor] | None = None
+        self.state: list[torch.Tensor | None] | None = None
         self.prompt: dict[str, Any] | None = None
 
     def fill(self) -> None:
@@ -38,11 +42,25 @@ class BucketCache(Cache):
             prompt, self.prompt, self.length = self.prompt, None, 0
             self.owner.forward(self, prompt)
 
+    @property
+    def held(self) -> tuple[bool, ...]:
+        """Which of the layers' tensors the store has; empty before there is a store."""
+        return tuple(tensor is not None for tensor in self.state or ())
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of the store."""
+        return [tensor for tensor in self.state or () if tensor is not None]
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Exchange the tensors of the store."""
+        self.state = list(spread(self.held, tensors))
+
     def __repr__(self) -> str:
         return f"BucketCache(length={self.length}, rows={self.rows}, batch={self.rows_in_batch})"
 
     def __len__(self) -> int:
-        return self.owner.layers
+        return len(self.owner.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length

@@ -6,60 +6,73 @@ lengths arrive as tensors (`slots`, `offset`, `keep`, the 2-D mask).
 Shape legend: B batch, Q block length, N kept positions, V vocabulary, M columns of the mask.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .layers import Block, FullLengthLayer
+from .layers.block import Block
+from .layers.kinds import LayerKind
 
 
 @dataclass(frozen=True)
 class StepSpec:
     """What is static about a step.
 
-    rows: rows of the store. is_first: prefill (makes the store) or continuation (writes it in place). layers: how many
-    cache layers.
-    extras: names of the further (B, Q) inputs, as position_ids. constants: other arguments of the model's forward.
+    rows: rows of the store. is_first: prefill (makes the store) or continuation (writes it in place). layers: the
+    kinds of the cache's layers. held: which of their tensors the store has; empty in a first step.
+    inputs: names of the tensor arguments of the model's forward. constants: its other arguments.
     takes_keep: whether the model selects positions itself (`logits_to_keep`).
     """
 
     rows: int
     is_first: bool
-    layers: int
-    extras: tuple[str, ...]
+    layers: tuple[LayerKind, ...]
+    held: tuple[bool, ...]
+    inputs: tuple[str, ...]
     constants: tuple[tuple[str, Any], ...]
     takes_keep: bool
 
 
-def step(model: torch.nn.Module, spec: StepSpec, *tensors: torch.Tensor) -> list[torch.Tensor]:
+def step(
+    model: torch.nn.Module,
+    spec: StepSpec,
+    slots_Q: torch.Tensor,
+    offset: torch.Tensor,
+    keep_N: torch.Tensor,
+    *tensors: torch.Tensor,
+) -> list[torch.Tensor | None]:
     """Run a block of tokens.
 
-    Tensors: ids_BQ, mask_BM, slots_Q, offset, keep_N, one per `spec.extras`, then (continuation) keys and values of
-    every layer, which are written in place. Returns [logits_BNV] and, for a prefill, keys and values of every layer.
+    `tensors`: one per `spec.inputs` (ids (B, Q), a 2-D mask (B, M), ...), then the tensors of the store. Returns
+    [logits_BNV] and, where it makes the store, what the store holds: a tensor or None for each that `spec.layers` may
+    have.
     """
-    ids_BQ, mask_BM, slots_Q, offset, keep_N = tensors[:5]
-    extras = tensors[5 : 5 + len(spec.extras)]
-    state = tensors[5 + len(spec.extras) :]
-    block = Block(slots_Q, offset, spec.rows, spec.is_first)
-    layers = [FullLengthLayer(block, *state[2 * i : 2 * i + 2]) for i in range(spec.layers)]
-    arguments = {**dict(zip(spec.extras, extras, strict=True)), **dict(spec.constants)}
+    inputs = dict(zip(spec.inputs, tensors[: len(spec.inputs)], strict=True))
+    layers = _layers(spec, Block(slots_Q, offset, spec.rows, spec.is_first), tensors[len(spec.inputs) :])
+    arguments = {**inputs, **dict(spec.constants)}
     if spec.takes_keep:
         arguments["logits_to_keep"] = keep_N
-    output = type(model).forward(
-        model,
-        input_ids=ids_BQ,
-        attention_mask=mask_BM,
-        cache=Cache(layers=layers),
-        use_cache=True,
-        return_dict=True,
-        **arguments,
-    )
+    output = type(model).forward(model, **arguments, cache=Cache(layers=layers), use_cache=True, return_dict=True)
     logits_BNV = output.logits if spec.takes_keep else output.logits.index_select(1, keep_N)
     if not spec.is_first:
         return [logits_BNV]
     return [logits_BNV, *(tensor for layer in layers for tensor in layer.tensors())]
+
+
+def _layers(spec: StepSpec, block: Block, state: Sequence[torch.Tensor]) -> list[CacheLayerMixin]:
+    if spec.is_first:
+        return [kind.make(block, ()) for kind in spec.layers]
+    stored = spread(spec.held, state)
+    return [kind.make(block, [next(stored) for _ in kind.row_axes]) for kind in spec.layers]
+
+
+def spread(held: Sequence[bool], tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor | None]:
+    """`tensors` in the places that are held, None in the others."""
+    present = iter(tensors)
+    return (next(present) if is_held else None for is_held in held)
 
 
 def gather_rows(index: torch.Tensor, *state: torch.Tensor) -> list[torch.Tensor]:
@@ -67,6 +80,12 @@ def gather_rows(index: torch.Tensor, *state: torch.Tensor) -> list[torch.Tensor]
     return [tensor.index_select(0, index) for tensor in state]
 
 
-def grow_store(rows: int, *state: torch.Tensor) -> list[torch.Tensor]:
-    """The store with `rows` rows. The old dump row becomes an ordinary one, hidden by the mask until it is written."""
-    return [torch.nn.functional.pad(tensor, (0, 0, 0, rows - tensor.shape[2])) for tensor in state]
+def grow_store(rows: int, axes: tuple[int, ...], *state: torch.Tensor) -> list[torch.Tensor]:
+    """Each tensor of `state` with `rows` rows along its axis in `axes`.
+
+    The old dump row becomes an ordinary one, hidden by the mask until it is written.
+    """
+    return [
+        torch.nn.functional.pad(tensor, (0, 0) * (tensor.dim() - 1 - axis) + (0, rows - tensor.shape[axis]))
+        for tensor, axis in zip(state, axes, strict=True)
+    ]
