@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model_tests.architectures.check import TOLERANCE, check, largest_difference
-from model_tests.architectures.document import PAGE, RECORDS, Records, page
+from model_tests.architectures.document import ArchitectureRecords
 from model_tests.architectures.tables import every, find
 from model_tests.architectures.worker import check_apart
 
@@ -33,7 +33,7 @@ def test_sample_is_lowered_and_equal(name, fresh_cache):
 @pytest.mark.parametrize("name", [name for name in every() if name not in SAMPLE])
 def test_outcome_is_the_recorded_one(name):
     family, _ = every()[name]
-    recorded, outcome = Records.read().get(family, name), check_apart(name)
+    recorded, outcome = ArchitectureRecords.read().get(family, name), check_apart(name)
     assert recorded is not None, "not recorded: make coverage"
     found, expected = (
         [(step.lowered, step.equal, step.graphs) for step in which.steps] for which in (outcome, recorded)
@@ -42,12 +42,12 @@ def test_outcome_is_the_recorded_one(name):
 
 
 def test_everything_is_recorded():
-    records = Records.read()
+    records = ArchitectureRecords.read()
     assert [name for name, (family, _) in every().items() if records.get(family, name) is None] == []
 
 
 def test_what_is_known_to_fail_does():
-    records = Records.read()
+    records = ArchitectureRecords.read()
     known = {name: records.get(family, name) for name, (family, architecture) in every().items() if architecture.known}
     assert [name for name, outcome in known.items() if outcome is not None and outcome.passed] == []
 
@@ -60,11 +60,11 @@ def test_a_check_that_fails_is_an_outcome():
 
 
 def test_page_is_printed_from_the_records():
-    assert PAGE.read_text() == page(Records.read())
+    assert ArchitectureRecords.page_path().read_text() == ArchitectureRecords.read().page()
 
 
 def test_records_are_as_the_runner_writes_them():
-    assert RECORDS.read_text() == Records.read().text()
+    assert ArchitectureRecords.PATH.read_text() == ArchitectureRecords.read().text()
 
 
 @pytest.mark.parametrize(

@@ -11,55 +11,27 @@ Compiles the tables' architectures for the device, compares them with the CPU, a
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 
-from model_tests.architectures.document import PAGE, Records
+from model_tests.architectures.document import ArchitectureRecords
 from model_tests.architectures.outcome import Outcome
-from model_tests.architectures.tables import FAMILIES, every
+from model_tests.architectures.tables import every
 from model_tests.architectures.worker import check_apart
+from model_tests.recording import run
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
-    known = every()
-    records = Records.read()
-    records.keep_only({name: family for name, (family, _) in known.items()})
-    if unknown := sorted(set(options.names) - known.keys()):
-        print(f"error: no architecture is called {', '.join(unknown)}; see --list", file=sys.stderr)
-        return 2
-    wanted = [name for name, (family, _) in known.items() if _is_wanted(name, family, options, records)]
-    if options.page:
-        records.write_page()
-        return 0
-    if options.list:
-        print("\n".join(wanted))
-        return 0
-    outcomes = {}
-    for name in wanted:
-        outcomes[name] = check_apart(name)
-        print(_line(name, outcomes[name]), flush=True, file=sys.stderr if options.json else sys.stdout)
-        if not options.json:
-            # After each: the whole run takes long, and may be stopped.
-            records.put(known[name][0], name, outcomes[name])
-            records.write()
-    if options.json:
-        print(json.dumps({name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}, indent=1))
-    else:
-        print(f"Recorded in {PAGE}")
-    return int(not all(outcome.passed for outcome in outcomes.values()))
-
-
-def _is_wanted(name: str, family: str, options: argparse.Namespace, records: Records) -> bool:
-    if options.names and name not in options.names:
-        return False
-    if options.family and family not in options.family:
-        return False
-    recorded = records.get(family, name)
-    return not options.failed or recorded is None or not recorded.passed
+    return run(
+        arguments,
+        prog="python -m model_tests.architectures",
+        description=__doc__,
+        records=ArchitectureRecords.read(),
+        known={name: family for name, (family, _) in every().items()},
+        check=check_apart,
+        line=_line,
+        passed=lambda outcome: outcome.passed,
+    )
 
 
 def _line(name: str, outcome: Outcome) -> str:
@@ -69,21 +41,6 @@ def _line(name: str, outcome: Outcome) -> str:
         if step.reason:
             words.append(step.reason)
     return " | ".join(words)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m model_tests.architectures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", help="architectures (default: all)")
-    parser.add_argument("--family", action="append", choices=FAMILIES, help="only this family (may be repeated)")
-    parser.add_argument("--failed", action="store_true", help="only what did not pass, or was never recorded")
-    parser.add_argument("--list", action="store_true", help="print the names and stop")
-    parser.add_argument("--page", action="store_true", help="write the page from the records, and stop")
-    parser.add_argument("--json", action="store_true", help="print outcomes as JSON; record nothing")
-    return parser
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ def check(architecture: Architecture) -> Outcome:
     """Check inference and, where the table asks for it, a training step."""
     start = time.perf_counter()
     torch.manual_seed(0)
-    host = _stirred(architecture.make())
+    host = stirred(architecture.make())
     inputs = dict(architecture.inputs())
     inference = _step(architecture, host.eval(), inputs, _run_inference)
     training = _step(architecture, host.train(), inputs, _run_training) if architecture.training else None
     return Outcome(inference=inference, training=training, seconds=round(time.perf_counter() - start, 1))
 
 
-def _stirred(module: nn.Module) -> nn.Module:
+def stirred(module: nn.Module) -> nn.Module:
     """The module with every parameter moved, and without dropout."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
