@@ -92,6 +92,8 @@ class BucketedGeneration:
         self.prompts = axis_sizes(config.buckets, "sequence", limit)
         self.caches = axis_sizes(config.buckets, "cache", limit)
         self.takes_keep = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self.is_recurrent = any(kind.is_recurrent for kind in self.layers)
+        self.has_rows = any(kind.has_rows for kind in self.layers)
 
     # ---- choosing buckets -------------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class BucketedGeneration:
 
     def make_room(self, cache: BucketCache, needed: int) -> None:
         """Give the store rows for `needed` tokens: chosen from the call's limit at first, grown later."""
-        if cache.state is not None and needed < cache.rows:
+        if not self.has_rows or (cache.state is not None and needed < cache.rows):
             return
         rows = self.caches.fit(max(needed, cache.limit) + 1)  # one more: the dump row
         if cache.state is not None:
@@ -137,6 +139,13 @@ class BucketedGeneration:
 
     def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
         cache.fill()
+        if self.is_recurrent and cache.state is not None:
+            length = arguments["input_ids"].shape[1]
+            if length not in SHORT_BLOCKS:
+                return self._in_parts(cache, arguments, exact_parts(length))
+        return self._run(cache, arguments)
+
+    def _run(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
         is_first = cache.state is None
         inputs = self._pad(cache, arguments)
         spec = StepSpec(
@@ -169,6 +178,20 @@ class BucketedGeneration:
             self.ledger.used("gather", bucket, rows, bucket["batch"])
             cache.rows_in_batch = rows
 
+    def _in_parts(self, cache: BucketCache, arguments: dict[str, Any], lengths: list[int]) -> CausalLMOutputWithPast:
+        """Run a block as several of `lengths`, which are buckets themselves."""
+        total, kept = sum(lengths), arguments.get("logits_to_keep", 0)
+        past, logits, start = cache.length, [], 0
+        for length in lengths:
+            end = start + length
+            part = {name: _part(value, start, end, total) for name, value in arguments.items()}
+            if arguments.get("attention_mask") is not None:
+                part["attention_mask"] = arguments["attention_mask"][:, : past + end]
+            logits.append(self._run(cache, {**part, "logits_to_keep": 0}).logits)
+            start = end
+        positions = _host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
+        return CausalLMOutputWithPast(logits=torch.cat(logits, 1)[:, positions], cache=cache)
+
     # ---- padding ----------------------------------------------------------------------------------------------------
 
     def _pad(self, cache: BucketCache, arguments: dict[str, Any]) -> StepInputs:
@@ -188,28 +211,38 @@ class BucketedGeneration:
         rows, block = self.batches.fit(batch), self.block_bucket(length, is_first)
         keep_N = self._kept_positions(kept, length, block)
         kept = length if isinstance(kept, int) and kept == 0 else kept if isinstance(kept, int) else kept.shape[0]
+        lead = block - length if self.is_recurrent else 0  # pads in front of the block; none behind it then
         slots_Q = torch.full((block,), cache.rows - 1)
-        slots_Q[:length] = torch.arange(past, past + length)
+        slots_Q[lead : lead + length] = torch.arange(past, past + length)
         tensors = {
-            "input_ids": pad_axis(pad_rows(ids_BQ, rows), 1, block),
-            "attention_mask": self._pad_mask(mask_BM, batch, past, length, rows, block if is_first else cache.rows),
+            "input_ids": _placed(pad_rows(ids_BQ, rows), lead, block),
+            "attention_mask": self._pad_mask(cache, mask_BM, length, rows, block, lead),
         }
         for name, tensor in extras.items():  # the loop's positions may have one row for all
-            tensors[name] = repeat_last(pad_rows(tensor.expand(batch, length), rows), 1, block)
+            tensors[name] = _placed(pad_rows(tensor.expand(batch, length), rows), lead, block, fill="repeat")
         bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0]}
-        positions = (slots_Q, torch.tensor(past), keep_N)
+        positions = (slots_Q, torch.tensor(past), keep_N + lead)
         return StepInputs(batch, min(kept, length), positions, tensors, constants, bucket)
 
     def _pad_mask(
-        self, mask_BM: torch.Tensor | None, batch: int, past: int, length: int, rows: int, columns: int
+        self, cache: BucketCache, mask_BM: torch.Tensor | None, length: int, rows: int, block: int, lead: int
     ) -> torch.Tensor:
         """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
+        past, batch = cache.length, rows if mask_BM is None else mask_BM.shape[0]
         mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else _host(mask_BM).long()
         if mask_BM.dim() != 2 or mask_BM.shape[1] != past + length:
             raise NotBucketableError(
                 f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule"
             )
-        return pad_axis(pad_rows(mask_BM, rows), 1, columns)
+        mask_BM = pad_rows(mask_BM, rows)
+        if cache.state is None:
+            return _placed(mask_BM, lead, block)
+        if not self.has_rows:
+            return mask_BM[:, -length:]
+        if self.is_recurrent and length > 1:
+            # Recurrent layers take the last columns for those of the block; attention takes the first ones.
+            return torch.cat([pad_axis(mask_BM, 1, cache.rows), mask_BM[:, -length:]], 1)
+        return pad_axis(mask_BM, 1, cache.rows)
 
     def _kept_positions(self, kept: int | torch.Tensor, length: int, block: int) -> torch.Tensor:
         """Positions whose logits are wanted; an int counts from the end, where the pads are, so it becomes positions
@@ -266,3 +299,29 @@ class BucketedGeneration:
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     """A normal (not inference) tensor on the host."""
     return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor
+
+
+def exact_parts(length: int) -> list[int]:
+    """The sizes of the short blocks that make up `length` tokens without a pad."""
+    parts = []
+    for size in reversed(SHORT_BLOCKS):
+        parts += [size] * (length // size)
+        length %= size
+    return parts
+
+
+def _part(value: Any, start: int, end: int, total: int) -> Any:
+    """What belongs to tokens [start, end) of `total` in an argument that has one entry per token."""
+    is_per_token = isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[1] == total
+    return value[:, start:end] if is_per_token else value
+
+
+def _placed(x_BQ: torch.Tensor, lead: int, size: int, fill: int | str = 0) -> torch.Tensor:
+    """`x_BQ` behind `lead` pads, in `size` columns. Pads are `fill`, or repeat the nearest entry."""
+    length = x_BQ.shape[1]
+    if length == size:
+        return x_BQ
+    if fill != "repeat":
+        return torch.nn.functional.pad(x_BQ, (lead, size - lead - length), value=fill)
+    nearest = torch.arange(-lead, size - lead).clamp(0, length - 1)
+    return x_BQ[:, nearest]

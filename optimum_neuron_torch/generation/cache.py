@@ -82,15 +82,15 @@ class BucketCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        return [False] * len(self)
+        return [kind.is_recurrent and not kind.has_rows for kind in self.owner.layers]
 
     @property
     def is_dummy(self) -> list[bool]:
-        return [False] * len(self)
+        return [not kind.row_axes for kind in self.owner.layers]
 
     @property
     def is_croppable(self) -> bool:
-        return True
+        return not self.owner.is_recurrent
 
     @property
     def is_initialized(self) -> bool:
@@ -109,6 +109,8 @@ class BucketCache(Cache):
             raise ValueError(
                 f"crop({tokens_to_remove}): expected minus the number of tokens to remove, {self.length} are stored"
             )
+        if tokens_to_remove and not self.is_croppable:
+            raise ValueError("crop(): a recurrent state cannot be taken back to an earlier token")
         self.fill()
         self.length += tokens_to_remove
 

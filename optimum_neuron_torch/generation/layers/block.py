@@ -17,3 +17,8 @@ class Block:
     offset: torch.Tensor
     rows: int
     is_first: bool
+
+    @property
+    def dump_slot(self) -> int:
+        """The slot of pads: the last row, which no mask shows; -1 where the store has no rows."""
+        return self.rows - 1

@@ -8,8 +8,12 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 
+from .absent import AbsentLayer
 from .block import Block
 from .full_length import FullLengthLayer
+from .hybrid import HybridLayer
+from .indexed import IndexedLayer
+from .recurrent import RecurrentLayer
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,16 @@ class LayerKind:
     def make(self, block: Block, stored: Sequence[torch.Tensor | None]) -> CacheLayerMixin:
         return self.layer(block, *stored, **dict(self.options))
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it holds a state into which pads would enter."""
+        return issubclass(self.layer, RecurrentLayer)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it stores something for each token."""
+        return any(axis is not None for axis in self.row_axes)
+
 
 _FULL_LENGTH = LayerKind(FullLengthLayer, row_axes=(2, 2))
 
@@ -37,7 +51,11 @@ _KINDS = {
     "full_attention": _FULL_LENGTH,
     "sliding_attention": _FULL_LENGTH,
     "chunked_attention": _FULL_LENGTH,
+    "indexed_attention": LayerKind(IndexedLayer, row_axes=(2, 2, 1)),
+    "dummy": LayerKind(AbsentLayer, row_axes=()),
 }
+_RECURRENT = frozenset({"linear_attention", "conv"})
+_HYBRID = frozenset({"hybrid", "hybrid_sliding"})
 
 
 class UnknownLayerError(NotImplementedError):
@@ -46,8 +64,17 @@ class UnknownLayerError(NotImplementedError):
 
 def layer_kinds(text_config: PreTrainedConfig) -> tuple[LayerKind, ...]:
     """The kind of every cache layer of a decoder. Raises UnknownLayerError with the types that have none."""
-    types, _ = get_layer_types_and_kwargs(text_config)
-    unknown = sorted(set(types) - _KINDS.keys())
+    types, options = get_layer_types_and_kwargs(text_config)
+    unknown = sorted(set(types) - _KINDS.keys() - _RECURRENT - _HYBRID)
     if unknown:
         raise UnknownLayerError(f"cache layers of type {unknown} have no static form")
-    return tuple(_KINDS[name] for name in types)
+    return tuple(_kind(name, layer.get("number_of_states", 1)) for name, layer in zip(types, options, strict=True))
+
+
+def _kind(name: str, states: int) -> LayerKind:
+    if name in _KINDS:
+        return _KINDS[name]
+    own = (None, None) * states
+    if name in _RECURRENT:
+        return LayerKind(RecurrentLayer, own, (("states", states),))
+    return LayerKind(HybridLayer, (2, 2, *own), (("states", states),))
