@@ -1,4 +1,4 @@
-"""Reports and plans as text tables for people."""
+"""Reports as text tables for people."""
 
 import io
 from typing import TYPE_CHECKING

@@ -1,152 +1,177 @@
 """Choosing a set of bucket sizes: powers of two between limits, or the set of least padded work for observed sizes."""
 
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ..config import Buckets
+from .covering import Grid, least_padding, powers_of_two
+from .observed import read_sizes
+
+
+Limits = tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Buckets for one axis and what they cost.
+    """Buckets and what they cost. `str()` is a table.
 
-    `waste` is the share of positions that would be padding on the observed sizes; `peers` holds the waste of one
-    maximum and of powers of two, for comparison. Both are empty without observations.
+    Attributes:
+        buckets: for NeuronConfig(buckets=...).
+        sizes, batches: the sequence sizes and, where both axes were planned, the batch sizes, with a graph for each
+            pair of the two.
+        waste: share of the positions computed for the observed inputs that would be padding; None without
+            observations.
+        bound: a waste that no set of as many graphs goes below; for sequences alone it is `waste`.
+        peers: the waste of one maximum and of powers of two.
+        observed: lengths (N,), or (batch, sequence) pairs (N, 2); None without.
     """
 
     buckets: Buckets
     sizes: tuple[int, ...]
+    batches: tuple[int, ...] = ()
     waste: float | None = None
+    bound: float | None = None
     peers: dict[str, float] = field(default_factory=dict)
-    observed: tuple[int, ...] = ()
+    observed: np.ndarray | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def grid(self) -> Grid:
+        """The sizes of both axes; of a plan for sequences alone, a batch of 1."""
+        return Grid(self.batches or (1,), self.sizes)
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """The observations as (batch, sequence); of a plan for sequences alone, batches of 1."""
+        return _as_pairs(self.observed)
+
+    @property
+    def peer_grids(self) -> dict[str, Grid]:
+        """What the plan is compared with, by name; empty without observations."""
+        if self.observed is None:
+            return {}
+        return _peer_grids(self.pairs, (self.grid.batches[-1], self.sizes[-1]))
+
+    @property
+    def gap(self) -> float | None:
+        """By what share the work may be above that of the best set: 0 for sequences alone, which are exact."""
+        return None if self.waste is None else (1 - self.bound) / (1 - self.waste) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that json can write."""
+        return {
+            "buckets": self.buckets.to_dict(),
+            "sizes": list(self.sizes),
+            "batches": list(self.batches),
+            "graphs": self.grid.graphs,
+            "waste": self.waste,
+            "bound": self.bound,
+            "gap": self.gap,
+            "peers": self.peers,
+            "observations": 0 if self.observed is None else len(self.observed),
+        }
+
+    def __str__(self) -> str:
+        from .plan_table import render_plan
+
+        return render_plan(self)
 
     def plot(self, path: str | os.PathLike) -> Path:
         """Draw the observed sizes and the chosen buckets into an image. Raises ValueError without observations."""
-        if not self.observed:
+        if self.observed is None:
             raise ValueError("nothing to draw: this plan was made from limits, not from observed sizes")
-        import matplotlib.figure
+        from .plan_picture import draw
 
-        figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
-        axes = figure.subplots()
-        axes.hist(self.observed, bins=min(60, max(self.observed)), color="#6f8faf", label="observed sizes")
-        for index, size in enumerate(self.sizes):
-            axes.axvline(size, color="#c0392b", linewidth=1.2, label="buckets" if index == 0 else None)
-            axes.annotate(str(size), (size, axes.get_ylim()[1]), ha="right", va="top", rotation=90, fontsize=8)
-        axes.set(
-            xlabel="sequence length (tokens)",
-            ylabel="inputs",
-            title=f"{len(self.sizes)} buckets, {self.waste:.1%} padding",
-        )
-        axes.legend()
-        figure.savefig(path, dpi=120)
-        return Path(path)
+        return draw(self, Path(path))
 
 
 def plan(
-    sizes_or_path: Sequence[int] | str | os.PathLike | None = None,
+    sizes_or_path: Sequence[int] | Sequence[tuple[int, int]] | str | os.PathLike | None = None,
     *,
     graphs: int = 6,
-    limits: tuple[int, int] | None = None,
+    limits: Limits | None = None,
 ) -> Plan:
-    """Choose sequence buckets.
+    """Choose buckets for sequences, or for batches and sequences.
 
     Args:
-        sizes_or_path: observed lengths (tokens), or a JSON file with a list of them; None plans from `limits` alone.
-        graphs: the most buckets to use.
-        limits: (smallest, largest) length to serve; with observations, the largest bucket reaches at least the second.
+        sizes_or_path: observed lengths (tokens), or (batch, sequence) pairs; a list, an array, or a file: JSON, JSON
+            lines, CSV, or numbers line by line. None plans from `limits` alone.
+        graphs: the most graphs to spend on what was observed: buckets, or pairs of them for two axes.
+        limits: (smallest, largest) length to serve, or one such pair for batches and one for lengths. With
+            observations the largest buckets reach at least the largest limits.
 
-    With observations the set is the one of least padded work among all sets of at most `graphs` sizes (dynamic
-    programming, exact); without, powers of two between the limits. Raises ValueError for empty or non-positive sizes.
+    With observed lengths the set is the one of least padded work among all sets of at most `graphs` sizes (dynamic
+    programming, exact). For pairs it is the best that a heuristic finds (`buckets/covering.py`); `Plan.gap` says how
+    far from the best it can be. Without observations: powers of two between the limits.
+
+    Raises ValueError for empty or non-positive sizes and for a file that holds none.
     """
     if type(graphs) is not int or graphs < 1:
         raise ValueError(f"graphs={graphs!r}: at least one bucket is needed")
     if sizes_or_path is None:
         if limits is None:
             raise ValueError("plan() needs observed sizes or limits=(smallest, largest)")
-        chosen = powers_of_two(*_pair(limits))
-        return Plan(Buckets(sequence=list(chosen)), chosen)
-    observed = _read_sizes(sizes_or_path)
-    ceiling = max(max(observed), _pair(limits)[1] if limits else 0)
-    chosen = least_padding(observed, graphs, ceiling)
-    peers = {
-        "one maximum": waste_of(observed, (ceiling,)),
-        "powers of two": waste_of(observed, powers_of_two(min(observed), ceiling)),
+        return _plan_of(Grid(*(powers_of_two(*pair) for pair in _limits(limits))), _is_pair_of_pairs(limits))
+    observed = read_sizes(sizes_or_path)
+    pairs = _as_pairs(observed)
+    largest = tuple(pairs.max(axis=0).tolist())
+    if limits is not None:
+        largest = tuple(max(size, high) for size, (_, high) in zip(largest, _limits(limits), strict=True))
+    grid, bound = least_padding(pairs, graphs, largest)
+    peers = _peer_grids(pairs, largest)
+    real = int(pairs.prod(axis=1).sum())
+    return _plan_of(
+        grid,
+        observed.ndim == 2,
+        waste=1 - real / grid.work(pairs),
+        bound=1 - real / bound,
+        peers={name: 1 - real / peer.work(pairs) for name, peer in peers.items()},
+        observed=observed,
+    )
+
+
+def _plan_of(grid: Grid, has_batches: bool, **facts: Any) -> Plan:
+    if not has_batches:
+        return Plan(Buckets(sequence=list(grid.sequences)), grid.sequences, **facts)
+    buckets = Buckets(batch=list(grid.batches), sequence=list(grid.sequences))
+    return Plan(buckets, grid.sequences, grid.batches, **facts)
+
+
+def _peer_grids(pairs: np.ndarray, largest: tuple[int, int]) -> dict[str, Grid]:
+    smallest = pairs.min(axis=0).tolist()
+    return {
+        "one maximum": Grid(*((size,) for size in largest)),
+        "powers of two": Grid(*(powers_of_two(*pair) for pair in zip(smallest, largest, strict=True))),
     }
-    return Plan(Buckets(sequence=list(chosen)), chosen, waste_of(observed, chosen), peers, tuple(observed))
 
 
-def _read_sizes(source: Sequence[int] | str | os.PathLike) -> list[int]:
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        try:
-            source = json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is no JSON file with a list of lengths ({error})") from error
-    sizes = source.tolist() if hasattr(source, "tolist") else source  # arrays and tensors
-    is_list = isinstance(sizes, Iterable) and not isinstance(sizes, (str, dict))
-    sizes = list(sizes) if is_list else []
-    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("observed sizes must be a non-empty list of positive integers")
-    return sizes
+def _as_pairs(observed: np.ndarray) -> np.ndarray:
+    if observed.ndim == 2:
+        return observed
+    return np.stack([np.ones_like(observed), observed], axis=1)
 
 
-def _pair(limits: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(limits, (tuple, list)) or len(limits) != 2 or not all(type(size) is int for size in limits):
-        raise ValueError(f"limits={limits!r}: expected (smallest, largest)")
-    return tuple(limits)
+def _limits(limits: Limits) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The limits of batches and of lengths."""
+    of_axes = tuple(limits) if _is_pair_of_pairs(limits) else ((1, 1), limits)
+    for pair in of_axes:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(size) is int for size in pair):
+            raise ValueError(
+                f"limits={limits!r}: expected (smallest, largest), or ((smallest, largest) batch, (smallest, largest) "
+                "sequence)"
+            )
+        if not 0 < pair[0] <= pair[1]:
+            raise ValueError(f"limits {tuple(pair)}: expected 0 < smallest <= largest")
+    return of_axes
 
 
-def powers_of_two(smallest: int, largest: int) -> tuple[int, ...]:
-    """Powers of two from the one that holds `smallest` up to `largest`, which closes the list."""
-    if not 0 < smallest <= largest:
-        raise ValueError(f"limits ({smallest}, {largest}): expected 0 < smallest <= largest")
-    size, sizes = 1, []
-    while size < smallest:
-        size *= 2
-    while size < largest:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, largest)
-
-
-def waste_of(observed: Iterable[int], buckets: Sequence[int]) -> float:
-    """Share of padded positions when each size runs in the smallest bucket that holds it."""
-    observed = list(observed)
-    padded = sum(next(bucket for bucket in buckets if bucket >= size) for size in observed)
-    return 1 - sum(observed) / padded
-
-
-def least_padding(observed: Sequence[int], graphs: int, ceiling: int) -> tuple[int, ...]:
-    """The at most `graphs` sizes, the last of them `ceiling`, with the least padded positions on `observed`.
-
-    cost[k][j]: padded positions of the j smallest distinct sizes with k buckets, the last one at the j-th size.
-    """
-    distinct = sorted({*observed, ceiling})
-    counts = [sum(1 for size in observed if size == value) for value in distinct]
-    below = [0]
-    for count in counts:
-        below.append(below[-1] + count)
-    n, infinity = len(distinct), float("inf")
-    cost = [0.0] + [infinity] * n
-    choices: list[list[int]] = []
-    best, best_k = infinity, 0
-    for k in range(1, min(graphs, n) + 1):
-        row, choice = [infinity] * (n + 1), [0] * (n + 1)
-        for j in range(1, n + 1):
-            for i in range(j):
-                total = cost[i] + distinct[j - 1] * (below[j] - below[i])
-                if total < row[j]:
-                    row[j], choice[j] = total, i
-        choices.append(choice)
-        cost = row
-        if cost[n] < best:
-            best, best_k = cost[n], k
-        cost[0] = infinity
-    sizes, j = [], n
-    for k in range(best_k, 0, -1):
-        sizes.append(distinct[j - 1])
-        j = choices[k - 1][j]
-    return tuple(reversed(sizes))
+def _is_pair_of_pairs(limits: Any) -> bool:
+    return (
+        isinstance(limits, (tuple, list))
+        and len(limits) == 2
+        and all(isinstance(pair, (tuple, list)) for pair in limits)
+    )
