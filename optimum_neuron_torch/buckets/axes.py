@@ -14,7 +14,7 @@ from math import prod
 Shapes = list[tuple[int, ...]]
 # Small, and different from each other and from usual model sizes, so that a coincidence is unlikely; sizes of the
 # verifying run come last.
-PROBES = {"batch": (2, 3, 5), "sequence": (14, 22, 29)}
+PROBES = {"batch": (2, 3, 5), "sequence": (14, 22, 29), "encoder_sequence": (15, 24, 31)}
 
 
 class UnknownAxesError(ValueError):

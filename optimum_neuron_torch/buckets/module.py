@@ -6,6 +6,7 @@ Shape legend: B batch, S sequence.
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -110,13 +111,20 @@ class BucketedModule:
     """Bucketed calls of one module's forward, in eval mode.
 
     `forward(arguments)` serves what has a bucket rule and raises ExactShapesError, with the reason, for what has none;
-    `exact(arguments)` runs a call at its own shapes, compiled.
+    `exact(arguments)` runs a call at its own shapes, compiled. `sequence_axis` is the bucket axis of its tokens;
+    `home` the device its outputs go to, the module's own by default.
     """
 
-    AXES = ("batch", "sequence")
-
     def __init__(
-        self, module: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
+        self,
+        module: torch.nn.Module,
+        config: NeuronConfig,
+        ledger: Ledger,
+        graphs: Graphs | None = None,
+        *,
+        sequence_axis: str = "sequence",
+        function: str | None = None,
+        home: str | None = None,
     ) -> None:
         self.module, self.config, self.ledger = module, config, ledger
         self.graphs = Graphs(ledger, config) if graphs is None else graphs  # an empty one is falsy
@@ -129,9 +137,11 @@ class BucketedModule:
         limit = getattr(model_config, "max_position_embeddings", None)
         self.axis_sizes = {
             "batch": axis_sizes(config.buckets, "batch"),
-            "sequence": axis_sizes(config.buckets, "sequence", limit),
+            sequence_axis: axis_sizes(config.buckets, sequence_axis, limit),
         }
-        self.function = "encode" if "attention_mask" in self.parameters else "forward"
+        self.sequence_axis, self.home = sequence_axis, home
+        self.takes_tokens = self.main_input in PER_TOKEN_PADS
+        self.function = function or ("encode" if "attention_mask" in self.parameters else "forward")
         self._layouts: dict[tuple, Layout | str] = {}
 
     # ---- calls ------------------------------------------------------------------------------------------------------
@@ -226,7 +236,7 @@ class BucketedModule:
             raise ExactShapesError(f"a call without {self.main_input} (it has {sorted(tensors)}) has no bucket rule")
         main = tensors.get(self.main_input, tensors.get("inputs_embeds"))
         tensors = {name: _on_host(tensor) for name, tensor in tensors.items()}
-        if self.main_input not in PER_TOKEN_PADS:
+        if not self.takes_tokens:
             dims = {
                 name: ("batch" if t.dim() and t.shape[0] == main.shape[0] else None,) + (None,) * (t.dim() - 1)
                 for name, t in tensors.items()
@@ -241,8 +251,8 @@ class BucketedModule:
             tensors["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
         return Call(
             tensors,
-            {name: _token_dims(name, tensor, batch, length) for name, tensor in tensors.items()},
-            {"batch": batch, "sequence": length},
+            {name: _token_dims(name, tensor, batch, length, self.sequence_axis) for name, tensor in tensors.items()},
+            {"batch": batch, self.sequence_axis: length},
             tuple(sorted(constants.items())),
         )
 
@@ -268,6 +278,8 @@ class BucketedModule:
         be a new shape.
         """
         wanted = [rule.size(sizes) for rule in rules]
+        if self.home is not None:
+            return _narrow(output.to(self.home), rules, bucket, sizes).contiguous()
         if list(output.shape) == wanted:
             return output
         behind_first = wanted[1:] != list(output.shape[1:]) or len(rules[0].axes) > 1
@@ -356,7 +368,7 @@ class BucketedModule:
 
 def _positions(sizes: dict[str, int]) -> int:
     """Positions a call computes: batch x sequence."""
-    return sizes["batch"] * sizes.get("sequence", 1)
+    return math.prod(sizes.values())
 
 
 def _split_arguments(arguments: dict[str, Any]) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], ...]]:
@@ -370,12 +382,12 @@ def _split_arguments(arguments: dict[str, Any]) -> tuple[dict[str, torch.Tensor]
     return tensors, tuple(sorted(rest.items()))
 
 
-def _token_dims(name: str, tensor: torch.Tensor, batch: int, length: int) -> tuple[str | None, ...]:
+def _token_dims(name: str, tensor: torch.Tensor, batch: int, length: int, axis: str) -> tuple[str | None, ...]:
     """Axes of an input of a text model; raises ExactShapesError for a shape that is not (B, S, ...)."""
     if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length) and name in PER_TOKEN_PADS:
-        return ("batch", "sequence") + (None,) * (tensor.dim() - 2)
+        return ("batch", axis) + (None,) * (tensor.dim() - 2)
     if tensor.dim() == 2 and tensor.shape == (1, length) and name == "position_ids":
-        return (None, "sequence")
+        return (None, axis)
     raise ExactShapesError(
         f"{name} of shape {tuple(tensor.shape)} beside {batch} rows of {length} tokens has no bucket rule"
     )

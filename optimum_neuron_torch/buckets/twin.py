@@ -1,6 +1,7 @@
 """Copies of a model on the host for probing and checking: the whole model where it is small, else a shallow twin."""
 
 import copy
+from typing import Any
 
 import torch
 
@@ -37,9 +38,20 @@ def shallow_twin(model: torch.nn.Module) -> torch.nn.Module:
     if kinds:
         text_config.layer_types = [kinds[i] for i in kept]
     text_config.num_hidden_layers = len(kept)
+    if config.is_encoder_decoder:
+        _make_shallow(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return type(model)._from_config(config, dtype=torch.float32).eval()
+
+
+def _make_shallow(config: Any) -> None:
+    """Two layers in an encoder and a decoder, whose numbers of layers older configurations keep under own names."""
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        for name in ("num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "num_hidden_layers"):
+            count = getattr(part, name, None)
+            if isinstance(count, int) and count > 2 and not getattr(part, "layer_types", None):
+                setattr(part, name, 2)
 
 
 def _one_of_each(kinds: list[str]) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import ModelOutput
 
 from ..buckets.blocks import CROSSINGS
 from ..buckets.graphs import Graphs
@@ -40,14 +41,10 @@ class NotBucketableError(NotImplementedError):
 
 
 def check_supported(model: torch.nn.Module) -> tuple[LayerKind, ...]:
-    """The cache layers of a decoder-only model; raises NotBucketableError with the reason where there is no
-    rule for it.
+    """The cache layers of a model's decoder; raises NotBucketableError with the reason where there is no rule for
+    it.
     """
     name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise NotBucketableError(
-            f"{name} is an encoder-decoder: generation in buckets covers decoder-only models so far"
-        )
     if "cache" not in inspect.signature(type(model).forward).parameters or not model._supports_default_dynamic_cache():
         raise NotBucketableError(f"{name} keeps a state of its own kind instead of a Cache")
     if model.is_remote_code():
@@ -79,6 +76,10 @@ class BucketedGeneration:
     Raises NotBucketableError (see `check_supported`).
     """
 
+    # What stands before the names of the decoder's arguments, and what the first step is called.
+    prefix, first = "", "prefill"
+    cross = 0  # how many of `layers` are those of cross-attention
+
     def __init__(
         self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
     ) -> None:
@@ -99,7 +100,7 @@ class BucketedGeneration:
 
     def block_bucket(self, length: int, is_first: bool) -> int:
         """The block size that serves `length` tokens."""
-        if not is_first:
+        if not is_first or self.cross:  # a decoder with an encoder starts from one token, mostly
             short = next((size for size in SHORT_BLOCKS if size >= length), None)
             if short is not None:
                 return short
@@ -149,20 +150,30 @@ class BucketedGeneration:
         is_first = cache.state is None
         inputs = self._pad(cache, arguments)
         spec = StepSpec(
-            cache.rows, is_first, self.layers, cache.held, tuple(inputs.tensors), inputs.constants, self.takes_keep
+            cache.rows,
+            is_first,
+            self.layers,
+            cache.held,
+            tuple(inputs.tensors),
+            inputs.constants,
+            self.takes_keep,
+            self.cross,
         )
         tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
-        function = "prefill" if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
+        function = self.first if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
         with borrowed(self.shell, self.model) as shell:
             output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *cache.tensors)
         if is_first:
             cache.state = output[1:]
-        length = arguments["input_ids"].shape[1]
+        length = arguments[f"{self.prefix}input_ids"].shape[1]
         self.ledger.used(
             function, inputs.bucket, inputs.batch * length, inputs.bucket["batch"] * inputs.bucket["block"]
         )
         cache.length, cache.rows_in_batch = cache.length + length, inputs.batch
-        return CausalLMOutputWithPast(logits=output[0].to("cpu")[: inputs.batch, : inputs.kept], cache=cache)
+        return self._output(output[0].to("cpu")[: inputs.batch, : inputs.kept], cache, arguments)
+
+    def _output(self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any]) -> ModelOutput:
+        return CausalLMOutputWithPast(logits=logits, cache=cache)
 
     def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
         return self.graphs.call(function, tuple(bucket.items()), compiled, *args)
@@ -189,7 +200,7 @@ class BucketedGeneration:
                 part["attention_mask"] = arguments["attention_mask"][:, : past + end]
             logits.append(self._run(cache, {**part, "logits_to_keep": 0}).logits)
             start = end
-        positions = _host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
+        positions = on_host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
         return CausalLMOutputWithPast(logits=torch.cat(logits, 1)[:, positions], cache=cache)
 
     # ---- padding ----------------------------------------------------------------------------------------------------
@@ -198,14 +209,17 @@ class BucketedGeneration:
         arguments = {name: value for name, value in arguments.items() if value is not None}
         for name in ("use_cache", "return_dict", "cache"):
             arguments.pop(name, None)
-        if "input_ids" not in arguments:
-            raise NotBucketableError(f"a call without input_ids (it has {sorted(arguments)}) has no bucket rule yet")
-        ids_BQ = _host(arguments.pop("input_ids")).long()  # int32 ids would be graphs of their own
-        mask_BM = arguments.pop("attention_mask", None)
-        extras = {name: _host(arguments.pop(name)).long() for name in PER_TOKEN if name in arguments}
+        ids, mask = f"{self.prefix}input_ids", f"{self.prefix}attention_mask"
+        if ids not in arguments:
+            raise NotBucketableError(f"a call without {ids} (it has {sorted(arguments)}) has no bucket rule yet")
+        ids_BQ = on_host(arguments.pop(ids)).long()  # int32 ids would be graphs of their own
+        mask_BM = arguments.pop(mask, None)
+        per_token = [name for name in (f"{self.prefix}{name}" for name in PER_TOKEN) if name in arguments]
+        extras = {name: on_host(arguments.pop(name)).long() for name in per_token}
         kept = arguments.pop("logits_to_keep", 0)
-        constants = self._constants(arguments)
         batch, length = ids_BQ.shape
+        further, sizes = self._further_inputs(cache, arguments, batch)
+        constants = self._constants(arguments)
         past, is_first = cache.length, cache.state is None
         self.make_room(cache, past + length)
         rows, block = self.batches.fit(batch), self.block_bucket(length, is_first)
@@ -215,21 +229,29 @@ class BucketedGeneration:
         slots_Q = torch.full((block,), cache.rows - 1)
         slots_Q[lead : lead + length] = torch.arange(past, past + length)
         tensors = {
-            "input_ids": _placed(pad_rows(ids_BQ, rows), lead, block),
-            "attention_mask": self._pad_mask(cache, mask_BM, length, rows, block, lead),
+            ids: _placed(pad_rows(ids_BQ, rows), lead, block),
+            mask: self._pad_mask(cache, mask_BM, length, rows, block, lead),
         }
         for name, tensor in extras.items():  # the loop's positions may have one row for all
             tensors[name] = _placed(pad_rows(tensor.expand(batch, length), rows), lead, block, fill="repeat")
-        bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0]}
+        bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0], **sizes}
         positions = (slots_Q, torch.tensor(past), keep_N + lead)
-        return StepInputs(batch, min(kept, length), positions, tensors, constants, bucket)
+        return StepInputs(batch, min(kept, length), positions, tensors | further, constants, bucket)
+
+    def _further_inputs(
+        self, cache: BucketCache, arguments: dict[str, Any], batch: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        """Inputs of the step beside those of the decoder, at their buckets, taken out of `arguments`; and the sizes of
+        their axes.
+        """
+        return {}, {}
 
     def _pad_mask(
         self, cache: BucketCache, mask_BM: torch.Tensor | None, length: int, rows: int, block: int, lead: int
     ) -> torch.Tensor:
         """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
         past, batch = cache.length, rows if mask_BM is None else mask_BM.shape[0]
-        mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else _host(mask_BM).long()
+        mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else on_host(mask_BM).long()
         if mask_BM.dim() != 2 or mask_BM.shape[1] != past + length:
             raise NotBucketableError(
                 f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule"
@@ -249,7 +271,7 @@ class BucketedGeneration:
         (N,).
         """
         if isinstance(kept, torch.Tensor):
-            positions = _host(kept).long()
+            positions = on_host(kept).long()
             positions = torch.where(positions < 0, positions + length, positions)
         else:
             positions = torch.arange(length - min(kept or length, length), length)
@@ -296,7 +318,7 @@ class BucketedGeneration:
         return {"batch": self.batches, "sequence": self.prompts, "cache": self.caches}
 
 
-def _host(tensor: torch.Tensor) -> torch.Tensor:
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A normal (not inference) tensor on the host."""
     return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor
 

@@ -24,7 +24,7 @@ class BucketCache(Cache):
 
     Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its
     tensors, None where the model leaves one out; prompt: arguments of a call whose keys are stored when they are first
-    needed, or None.
+    needed, or None; source: what an encoder-decoder keeps of its encoder.
     """
 
     is_compileable = False
@@ -35,6 +35,7 @@ class BucketCache(Cache):
         self.length, self.rows, self.rows_in_batch = 0, 0, 0
         self.state: list[torch.Tensor | None] | None = None
         self.prompt: dict[str, Any] | None = None
+        self.source: Any = None
 
     def fill(self) -> None:
         """Store the keys of `prompt`."""
@@ -60,7 +61,7 @@ class BucketCache(Cache):
         return f"BucketCache(length={self.length}, rows={self.rows}, batch={self.rows_in_batch})"
 
     def __len__(self) -> int:
-        return len(self.owner.layers)
+        return len(self.owner.layers) - self.owner.cross
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -122,7 +123,7 @@ class BucketCache(Cache):
         return twin
 
     def reset(self) -> None:
-        self.length, self.state, self.prompt = 0, None, None
+        self.length, self.state, self.prompt, self.source = 0, None, None, None
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from .layers.block import Block
 from .layers.kinds import LayerKind
@@ -22,7 +23,8 @@ class StepSpec:
     """What is static about a step.
 
     rows: rows of the store. is_first: prefill (makes the store) or continuation (writes it in place). layers: the
-    kinds of the cache's layers. held: which of their tensors the store has; empty in a first step.
+    kinds of the cache's layers, of which the last `cross` are those of cross-attention. held: which of their tensors
+    the store has; empty in a first step.
     inputs: names of the tensor arguments of the model's forward. constants: its other arguments.
     takes_keep: whether the model selects positions itself (`logits_to_keep`).
     """
@@ -34,6 +36,7 @@ class StepSpec:
     inputs: tuple[str, ...]
     constants: tuple[tuple[str, Any], ...]
     takes_keep: bool
+    cross: int = 0
 
 
 def step(
@@ -46,7 +49,8 @@ def step(
 ) -> list[torch.Tensor | None]:
     """Run a block of tokens.
 
-    `tensors`: one per `spec.inputs` (ids (B, Q), a 2-D mask (B, M), ...), then the tensors of the store. Returns
+    `tensors`: one per `spec.inputs` (ids (B, Q), a 2-D mask (B, M), the encoder's last hidden state under the name
+    `encoder_outputs`, ...), then the tensors of the store. Returns
     [logits_BNV] and, where it makes the store, what the store holds: a tensor or None for each that `spec.layers` may
     have.
     """
@@ -55,11 +59,19 @@ def step(
     arguments = {**inputs, **dict(spec.constants)}
     if spec.takes_keep:
         arguments["logits_to_keep"] = keep_N
-    output = type(model).forward(model, **arguments, cache=Cache(layers=layers), use_cache=True, return_dict=True)
+    if "encoder_outputs" in arguments:
+        arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=arguments["encoder_outputs"])
+    output = type(model).forward(model, **arguments, cache=_cache(spec, layers), use_cache=True, return_dict=True)
     logits_BNV = output.logits if spec.takes_keep else output.logits.index_select(1, keep_N)
     if not spec.is_first:
         return [logits_BNV]
     return [logits_BNV, *(tensor for layer in layers for tensor in layer.tensors())]
+
+
+def _cache(spec: StepSpec, layers: list[CacheLayerMixin]) -> Cache:
+    if not spec.cross:
+        return Cache(layers=layers)
+    return EncoderDecoderCache(Cache(layers=layers[: -spec.cross]), Cache(layers=layers[-spec.cross :]))
 
 
 def _layers(spec: StepSpec, block: Block, state: Sequence[torch.Tensor]) -> list[CacheLayerMixin]:

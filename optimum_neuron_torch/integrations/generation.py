@@ -31,13 +31,39 @@ class _OnHost(wrapt.CallableObjectProxy):
         return torch.device("cpu")
 
 
-def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGeneration | None]) -> dict[str, Callable]:
+class _CallsEncoder:
+    """Stands in for the model where generate() calls its encoder: `call` runs in the encoder's place."""
+
+    def __init__(self, model: torch.nn.Module, call: Callable) -> None:
+        self.config, self.main_input_name = model.config, model.main_input_name
+        self._encoder = _Called(model.get_encoder(), call)
+
+    def get_encoder(self) -> Any:
+        return self._encoder
+
+
+class _Called(wrapt.CallableObjectProxy):
+    """An encoder, with its signature, that is called in buckets."""
+
+    def __init__(self, encoder: torch.nn.Module, call: Callable) -> None:
+        super().__init__(encoder)
+        self._self_call = call
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self._self_call(**arguments)
+
+
+def generation_hooks(
+    model: torch.nn.Module, owner: Callable[[], BucketedGeneration | None], encode: Callable
+) -> dict[str, Callable]:
     """Replacements for methods of `model`, by name, under which its generate() runs in buckets.
 
-    `owner()` gives the bucketed generation, or None where the model has to take the stock path.
+    `owner()` gives the bucketed generation, or None where the model has to take the stock path; `encode` calls the
+    encoder of an encoder-decoder in buckets.
     """
     stock_generate, stock_prepare_cache = model.generate, model._prepare_cache_for_generation
     stock_inputs, stock_optimize = model.prepare_inputs_for_generation, model._optimize_model_for_decode
+    stock_encode = model._prepare_text_encoder_decoder_kwargs_for_generation
     signature = inspect.signature(stock_generate)
 
     def _stock_generate(*args: Any, **kwargs: Any) -> Any:
@@ -88,6 +114,13 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
             return stock_inputs(*args, **kwargs)
         return type(model).prepare_inputs_for_generation(_OnHost(model), *args, **kwargs)
 
+    @wraps(stock_encode)
+    def _prepare_text_encoder_decoder_kwargs_for_generation(*args: Any, **kwargs: Any) -> Any:
+        if owner() is None:
+            return stock_encode(*args, **kwargs)
+        caller = _CallsEncoder(model, encode)
+        return type(model)._prepare_text_encoder_decoder_kwargs_for_generation(caller, *args, **kwargs)
+
     @contextlib.contextmanager
     def _optimize_model_for_decode():
         # Switching the experts' implementation between prefill and decode would make two graphs of one bucket.
@@ -99,6 +132,7 @@ def generation_hooks(model: torch.nn.Module, owner: Callable[[], BucketedGenerat
         "_prepare_cache_for_generation": _prepare_cache_for_generation,
         "prepare_inputs_for_generation": prepare_inputs_for_generation,
         "_optimize_model_for_decode": _optimize_model_for_decode,
+        "_prepare_text_encoder_decoder_kwargs_for_generation": _prepare_text_encoder_decoder_kwargs_for_generation,
     }
 
 

@@ -10,7 +10,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -66,17 +66,18 @@ class LazyGeneration:
         return self._bucketed
 
     def _settle(self) -> None:
-        from ..generation.bucketed import BucketedGeneration, NotBucketableError
+        from ..generation.bucketed import NotBucketableError
         from ..generation.check import find_mismatch
+        from ..generation.encoder_decoder import bucketed_generation
 
         try:
-            bucketed = BucketedGeneration(self._model, self._config, self._ledger, self._graphs)
+            bucketed = bucketed_generation(self._model, self._config, self._ledger, self._graphs)
         except NotBucketableError as error:
             self.reason = str(error)
             return
         if self._config.verify is not False:
             with recording() as paths:
-                self.reason = find_mismatch(self._model)
+                self.reason = find_mismatch(bucketed)
             self._ledger.attention.update(paths)
             if self.reason is not None and self._config.verify == "raise":
                 raise ValueError(
@@ -113,7 +114,11 @@ def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
     if can_generate:
         from .generation import generation_hooks
 
-        hooks |= generation_hooks(module, lambda: prepared.generation.get() if is_active(module) else None)
+        hooks |= generation_hooks(
+            module,
+            lambda: prepared.generation.get() if is_active(module) else None,
+            lambda **arguments: _encode(module, prepared, arguments),
+        )
     put_hooks(module, hooks, ledger, **{PREPARED: prepared})
     prepared.module.shell = shell_of(module)
     return module
@@ -224,6 +229,14 @@ def _uncached_forward(module: torch.nn.Module, prepared: Prepared, stock: Callab
     return _exact_forward(module, prepared, stock, arguments)
 
 
+def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any]) -> Any:
+    """A call of an encoder-decoder's encoder by generate(), whose outputs stay on the host."""
+    encoder = module.get_encoder()
+    own = replace(prepared, module=prepared.generation.get().encoder, generation=None)
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    return _uncached_forward(encoder, own, encoder.forward, arguments)
+
+
 def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
     returns_more = "labels" in arguments or arguments.get("use_cache") is True
@@ -250,6 +263,8 @@ def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:
     """Whether a direct call of a text decoder would return a cache."""
     use_cache = arguments.get("use_cache")
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
+    if module.config.is_encoder_decoder:
+        return False
     return bool(use_cache) and "input_ids" in arguments and "labels" not in arguments
 
 
@@ -271,7 +286,7 @@ def _cached_forward(
     if cache is not None and not isinstance(cache, BucketCache):
         prepared.ledger.depart("stock_path", "forward()", f"the caller brought a {type(cache).__name__}")
         return None
-    ids = arguments.get("input_ids")
+    ids = arguments.get(f"{bucketed.prefix}input_ids")
     is_tuple = arguments.get("return_dict", getattr(module.config, "return_dict", True)) is False
     further = any(arguments.get(name) for name in ("output_attentions", "output_hidden_states"))
     if cache is None and (torch.is_grad_enabled() or further) and arguments.keys() <= PROMPT | OUTPUTS:

@@ -152,7 +152,7 @@ def _generation_steps(generation: Any, buckets: Buckets | None) -> Iterator[Step
 def _forward_steps(module: Any, buckets: Buckets | None) -> Iterator[Step]:
     axes = _axes(module.axis_sizes, buckets)
     for batch in _listed(axes["batch"], 1):
-        if "sequence" not in module.AXES or module.main_input not in ("input_ids", "inputs_embeds"):
+        if "sequence" not in module.axis_sizes or module.main_input not in ("input_ids", "inputs_embeds"):
             continue
         for sequence in _listed(axes["sequence"], AUTOMATIC_SEQUENCE):
             yield module.function, {"batch": batch, "sequence": sequence}

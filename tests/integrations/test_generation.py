@@ -8,8 +8,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    BartConfig,
-    BartForConditionalGeneration,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -18,8 +16,6 @@ from transformers import (
     GPTNeoForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
     TextStreamer,
 )
 
@@ -343,39 +339,3 @@ def test_a_forward_the_user_compiled_is_the_one_that_runs(plain, tiny_llama, ids
     with pytest.warns(UserWarning, match="compiled by the caller"):
         found = generate(model, ids, mask, do_sample=False, max_new_tokens=2)
     assert torch.equal(found, generate(plain, ids, mask, do_sample=False, max_new_tokens=2))
-
-
-ENCODER_DECODERS = {
-    "T5": (
-        T5ForConditionalGeneration,
-        lambda: T5Config(
-            vocab_size=320, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0,
-            pad_token_id=0, eos_token_id=2,
-        ),
-    ),
-    "BART": (
-        BartForConditionalGeneration,
-        lambda: BartConfig(
-            vocab_size=320, d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-            decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_position_embeddings=64,
-        ),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
-def test_encoder_decoders_take_the_stock_path_from_either_device(tmp_path, ids, mask, family):
-    model_class, config = ENCODER_DECODERS[family]
-    path = save(model_class, config(), tmp_path)
-    plain = model_class.from_pretrained(path)
-    with pytest.warns(UserWarning):
-        model = model_class.from_pretrained(path, device_map="neuron", neuron_config=options())
-        for device in ("cpu", "neuron"):
-            for arguments in ({"do_sample": False}, {"do_sample": False, "num_beams": 2}):
-                found = generate(model, ids, mask, device, **arguments)
-                assert torch.equal(found.cpu(), generate(plain, ids, mask, **arguments))
-        with torch.no_grad():
-            found = model(input_ids=ids, decoder_input_ids=ids[:, :5])
-            expected = plain(input_ids=ids, decoder_input_ids=ids[:, :5])
-    assert list(found) == list(expected)
-    assert found.cache.get_seq_length() == expected.cache.get_seq_length()

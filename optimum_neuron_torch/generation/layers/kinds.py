@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 
 from .absent import AbsentLayer
 from .block import Block
+from .cross import CrossAttentionLayer
 from .full_length import FullLengthLayer
 from .hybrid import HybridLayer
 from .indexed import IndexedLayer
@@ -45,6 +46,7 @@ class LayerKind:
 
 
 _FULL_LENGTH = LayerKind(FullLengthLayer, row_axes=(2, 2))
+CROSS_ATTENTION = LayerKind(CrossAttentionLayer, row_axes=(None, None))
 
 # A sliding or chunked window lives in the mask: its keys are kept whole.
 _KINDS = {

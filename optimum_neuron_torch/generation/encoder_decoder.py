@@ -1,0 +1,118 @@
+"""Generation of encoder-decoders: the encoder runs once in its own buckets, cross-attention keys are written by the
+first decoder step, and every further step is one of a decoder.
+
+Shape legend: B batch, E encoder positions, H hidden size; a trailing b means padded to the bucket.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from ..buckets.graphs import Graphs
+from ..buckets.module import BucketedModule
+from ..buckets.pad import dense, pad_axis, pad_rows
+from ..buckets.sizes import AxisSizes
+from ..config import NeuronConfig
+from ..report import Ledger
+from .bucketed import BucketedGeneration, NotBucketableError, on_host
+from .cache import BucketCache
+from .layers.kinds import CROSS_ATTENTION
+
+
+@dataclass
+class Source:
+    """What a cache keeps of the encoder: the tensors that the caller gave, and those on the device at their bucket."""
+
+    hidden_BEH: torch.Tensor
+    mask: torch.Tensor | None
+    rows: int
+    tensors: dict[str, torch.Tensor]
+    sizes: dict[str, int]
+
+    def serves(self, hidden_BEH: torch.Tensor, mask: torch.Tensor | None, rows: int) -> bool:
+        return self.hidden_BEH is hidden_BEH and self.mask is mask and self.rows == rows
+
+
+class EncoderDecoderGeneration(BucketedGeneration):
+    """The compiled steps of one encoder-decoder.
+
+    `encoder` is the bucketed forward of its encoder. `pads_source`: whether encoder positions are padded to a bucket
+    for the decoder, hidden by the encoder's mask; where the encoder takes no tokens (audio, pictures) they keep their
+    number.
+    """
+
+    prefix, first = "decoder_", "first"
+
+    def __init__(
+        self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
+    ) -> None:
+        super().__init__(model, config, ledger, graphs)
+        self.cross = len(self.layers)
+        self.layers += (CROSS_ATTENTION,) * self.cross
+        encoder = model.get_encoder()
+        if encoder is None:
+            raise NotBucketableError(f"{type(model).__name__} has no encoder of its own")
+        self.encoder = BucketedModule(
+            encoder, config, ledger, self.graphs, sequence_axis="encoder_sequence", function="encode", home="cpu"
+        )
+        self.pads_source = self.encoder.takes_tokens
+
+    def axes(self) -> dict[str, AxisSizes]:
+        axes = super().axes()
+        return {**axes, "encoder_sequence": self.encoder.axis_sizes["encoder_sequence"]} if self.pads_source else axes
+
+    def _further_inputs(
+        self, cache: BucketCache, arguments: dict[str, Any], batch: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        output = arguments.pop("encoder_outputs", None)
+        if output is None:
+            raise NotBucketableError(f"a decoder step without encoder_outputs (it has {sorted(arguments)})")
+        hidden_BEH, mask = output[0], arguments.pop("attention_mask", None)
+        for name in ("input_ids", "inputs_embeds", self.encoder.main_input):  # the encoder has read them
+            arguments.pop(name, None)
+        if hidden_BEH.shape[0] != batch:
+            raise ValueError(
+                f"encoder_outputs of {hidden_BEH.shape[0]} rows beside {batch} rows of decoder_input_ids: give each "
+                "row its own"
+            )
+        rows = self.batches.fit(batch)
+        if cache.source is None or not cache.source.serves(hidden_BEH, mask, rows):
+            cache.source = self._source(hidden_BEH, mask, rows)
+        return cache.source.tensors, cache.source.sizes
+
+    def _source(self, given_BEH: torch.Tensor, given_mask: torch.Tensor | None, rows: int) -> Source:
+        hidden_BEH = pad_rows(on_host(given_BEH), rows)
+        length = hidden_BEH.shape[1]
+        if self.pads_source:
+            size = self.encoder.axis_sizes["encoder_sequence"].fit(length)
+            mask = torch.ones(hidden_BEH.shape[:2], dtype=torch.long) if given_mask is None else on_host(given_mask)
+            if mask.shape != (given_BEH.shape[0], length):
+                raise NotBucketableError(
+                    f"an encoder mask of shape {tuple(mask.shape)} for {length} positions has no bucket rule"
+                )
+            tensors = {
+                "encoder_outputs": pad_axis(hidden_BEH, 1, size),
+                "attention_mask": pad_axis(pad_rows(mask.long(), rows), 1, size),
+            }
+        else:
+            size = length
+            tensors = {"encoder_outputs": hidden_BEH}
+            if given_mask is not None:
+                tensors["attention_mask"] = pad_rows(on_host(given_mask), rows)
+        device = self.model.device
+        tensors = {name: dense(tensor).to(device) for name, tensor in tensors.items()}
+        return Source(given_BEH, given_mask, rows, tensors, {"encoder_sequence": size})
+
+    def _output(self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any]) -> Seq2SeqLMOutput:
+        encoded = arguments["encoder_outputs"]
+        return Seq2SeqLMOutput(logits=logits, cache=cache, encoder_last_hidden_state=encoded[0])
+
+
+def bucketed_generation(
+    model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
+) -> BucketedGeneration:
+    """Bucketed generation of any Transformers model. Raises NotBucketableError for one without a bucket rule."""
+    kind = EncoderDecoderGeneration if model.config.is_encoder_decoder else BucketedGeneration
+    return kind(model, config, ledger, graphs)
