@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from model_tests.architectures.architecture import all_tensors
 from model_tests.architectures.check import TOLERANCE, describe, largest_difference
 from model_tests.generation.outcome import DIFFERS, EQUAL, FAILED, STOCK, UNSUPPORTED, Cell
 from optimum_neuron_torch import report
@@ -18,20 +19,35 @@ SEED = 3
 
 def compare(host: nn.Module, device: nn.Module, calls: list[Mapping[str, Any]]) -> Cell:
     """
-    The same calls of both models: the first makes graphs, those behind it should make none.
+    The same generate() calls of both models: the first makes graphs, those behind it should make none.
 
     `device` is the prepared twin of `host`.
     """
+    return _compare(host, device, calls, generate, differences)
+
+
+def compare_forward(host: nn.Module, device: nn.Module, call: Mapping[str, Any]) -> Cell:
+    """The same forward of both models: all tensors of the output."""
+    return _compare(host, device, [call], _forward, _forward_differences)
+
+
+def _compare(
+    host: nn.Module,
+    device: nn.Module,
+    calls: list[Mapping[str, Any]],
+    run: Callable[[nn.Module, Mapping[str, Any]], Any],
+    differ: Callable[[Any, Any], tuple[float, str]],
+) -> Cell:
     graphs, worst, distinct = [], 0.0, 0
     reasons: dict[str, None] = {}
     for call in calls:
         try:
-            expected = generate(host, call)
+            expected = run(host, call)
         except Exception as error:  # whatever a model cannot do is the outcome
             return Cell(state=UNSUPPORTED, reason=f"on the CPU: {describe(error)}")
         before = _Counts(device)
         try:
-            found = generate(device, call)
+            found = run(device, call)
         except Exception as error:
             return Cell(state=FAILED, reason=describe(error))
         after = _Counts(device)
@@ -39,11 +55,12 @@ def compare(host: nn.Module, device: nn.Module, calls: list[Mapping[str, Any]]) 
         reasons |= dict.fromkeys(after.departures_since(before))
         if after.steps == before.steps and not reasons:
             reasons["no step in buckets, and no reason in the report"] = None
-        difference, problem = differences(found, expected)
+        difference, problem = differ(found, expected)
         worst = max(worst, difference)
         if problem:
             return Cell(state=DIFFERS, difference=_short(worst), reason="; ".join([problem, *reasons]))
-        distinct = max(distinct, len(expected.sequences[:, -len(expected.scores) :].unique()))
+        if "sequences" in expected:
+            distinct = max(distinct, len(expected.sequences[:, -len(expected.scores) :].unique()))
     return Cell(
         state=STOCK if reasons else EQUAL,
         difference=_short(worst),
@@ -52,6 +69,16 @@ def compare(host: nn.Module, device: nn.Module, calls: list[Mapping[str, Any]]) 
         grown=sum(graphs[1:]),
         reason="; ".join(reasons),
     )
+
+
+def _forward(model: nn.Module, call: Mapping[str, Any]) -> Any:
+    with torch.no_grad():
+        return model(**call)
+
+
+def _forward_differences(found: Any, expected: Any) -> tuple[float, str]:
+    difference = largest_difference([tensor.cpu() for tensor in all_tensors(found)], all_tensors(expected))
+    return difference, "" if difference <= TOLERANCE else f"outputs differ by {difference:.1e}"
 
 
 def generate(model: nn.Module, call: Mapping[str, Any]) -> Any:

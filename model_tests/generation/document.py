@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from model_tests.generation import matrix
 from model_tests.generation.classes import KINDS
 from model_tests.generation.outcome import Outcome
 from model_tests.records import REFERENCE, Records
@@ -11,7 +12,7 @@ class GenerationRecords(Records):
     """Outcomes of the sweep by kind and class."""
 
     PATH = REFERENCE / "generation.json"
-    SECTIONS = KINDS
+    SECTIONS = {**matrix.TITLES, **KINDS}
     LIBRARIES = ("torch", "transformers")
     OUTCOME = Outcome
 

@@ -25,8 +25,9 @@ MOST_LAYERS = 4
 
 # The first pattern that is found in a setting's name gives the largest value it keeps.
 CAPS: list[tuple[str, int]] = [
+    (r"feat_extract_layers|tokenizer_chunk_size", 1 << 20),
     (r"vocab", VOCABULARY),
-    (r"token_dropout|num_codebooks|num_channels|audio_channels|num_logits_to_keep|conv_kernel|conv_dim", 4),
+    (r"token_dropout|num_codebooks|num_channels|audio_channels|num_logits_to_keep|conv_kernel", 4),
     (r"max_\w*position|n_positions|max_(seq|source|target)|(model_max|context|seq)_length|^n_ctx$", POSITIONS),
     (r"window|attention_chunk_size|local_attention$|chunk_size|chunk_length|local_radius|block_size", WINDOW),
     (r"window_pattern|layer_interval", 2),
@@ -54,7 +55,7 @@ CAPS: list[tuple[str, int]] = [
     (r"mel_bins|feat_per_channel", 16),
     (r"patch_size", 4),
     (r"image_size", 16),
-    (r"_channels$", 32),
+    (r"channels$|filters$", 32),
     (r"d_ssm", 64),
     (r"cycles|loops", 2),
     (r"num_buckets|hashes", 8),
@@ -126,8 +127,8 @@ def _capped(name: str, value: Any, config: PretrainedConfig) -> Any:
         return value
     if isinstance(value, dict):
         return {key: _capped(key, entry, config) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_capped(name, entry, config) for entry in value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_capped(name, entry, config) for entry in value)
     if not isinstance(value, int) or name.endswith(("_id", "_ids", "_idx", "_index")):
         return value
     cap = next((cap for pattern, cap in CAPS if re.search(pattern, name)), None)
