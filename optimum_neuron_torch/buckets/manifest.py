@@ -2,7 +2,7 @@
 
 It lists graphs by function and bucket, with sizes, times and the stored function's name. warmup() reads which buckets
 a model has met; `optimum-cli neuron cache` shows it. It survives a new version of torch, for which its graphs have to
-be compiled again.
+be compiled again. What checks of the model found is kept beside them.
 """
 
 import hashlib
@@ -29,6 +29,8 @@ FOLDER = "manifests"
 FORMAT = 1
 # Graphs kept per model; those not used for longest go.
 MOST_GRAPHS = 1000
+# Checks kept per model: those made last.
+MOST_CHECKS = 16
 # How long to wait for another process that writes: a missed entry is no harm.
 LONGEST_WAIT_S = 5.0
 _UNRELATED = ("dtype", "torch_dtype", "architectures", "transformers_version")
@@ -87,13 +89,35 @@ class Manifest:
     def graphs(self) -> list[GraphEntry]:
         """The graphs listed; none where there is no file, or none that can be read."""
         try:
-            data = json.loads(self.path.read_text())
-            return [GraphEntry(**entry) for entry in data["graphs"]] if data.get("format") == FORMAT else []
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return [GraphEntry(**entry) for entry in self._read().get("graphs", [])]
+        except (TypeError, AttributeError) as error:
             logger.info("%s cannot be read and starts anew: %s", self.path, error)
             return []
+
+    def check(self, key: str) -> dict[str, Any] | None:
+        """What the check called `key` found, or None."""
+        found = self._read().get("checks")
+        found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else None
+
+    def checked(self, key: str, found: dict[str, Any]) -> None:
+        """Keep what the check called `key` found."""
+
+        def add(checks: dict[str, Any]) -> None:
+            checks.pop(key, None)
+            checks[key] = found
+
+        self._edit(lambda graphs: None, add)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            data = json.loads(self.path.read_text())
+            return data if isinstance(data, dict) and data.get("format") == FORMAT else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            logger.info("%s cannot be read and starts anew: %s", self.path, error)
+            return {}
 
     def buckets(self, function: str) -> list[dict[str, int]]:
         """The buckets of `function` that were met, most recently used first."""
@@ -120,8 +144,12 @@ class Manifest:
 
         self._edit(count)
 
-    def _edit(self, change: Callable[[dict[tuple, GraphEntry]], None]) -> None:
-        """Read, change and write the graphs, by place. What cannot be written is let be."""
+    def _edit(
+        self,
+        change: Callable[[dict[tuple, GraphEntry]], None],
+        change_checks: Callable[[dict[str, Any]], None] = lambda checks: None,
+    ) -> None:
+        """Read, change and write the graphs, by place, and the checks. What cannot be written is let be."""
         lock = FileLock(self.path.with_suffix(".lock"), timeout=LONGEST_WAIT_S, mode=0o600)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -129,7 +157,15 @@ class Manifest:
                 graphs = {entry.place: entry for entry in self.graphs()}
                 change(graphs)
                 kept = sorted(graphs.values(), key=lambda entry: entry.used)[-MOST_GRAPHS:]
-                data = {"format": FORMAT, "model": self.model, "graphs": [asdict(entry) for entry in kept]}
+                checks = self._read().get("checks")
+                checks = checks if isinstance(checks, dict) else {}
+                change_checks(checks)
+                data = {
+                    "format": FORMAT,
+                    "model": self.model,
+                    "graphs": [asdict(entry) for entry in kept],
+                    "checks": dict(list(checks.items())[-MOST_CHECKS:]),
+                }
                 write_atomically(self.path, json.dumps(data, indent=1) + "\n")
         except (OSError, NotImplementedError) as error:  # a full disk, or a process that holds the lock for long
             logger.info("%s was not written: %s", self.path, error)

@@ -2,17 +2,25 @@
 
 It is the only defence against models that would be wrong in silence (a causal mask kept in a buffer, a window that
 exists only because the stock cache drops old keys). A shallow twin with random weights is enough: what can go wrong is
-structure.
+structure. What it found is kept beside the model's graphs.
 """
 
+import hashlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..buckets.twin import shallow_twin
+from .. import runtime
+from ..buckets.manifest import Manifest
+from ..buckets.shallow import shallow_twin
+from ..buckets.sources import versions
+from ..buckets.state import describe
+from ..buckets.twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
 from ..config import Buckets, NeuronConfig
+from ..nki.paths import recording
 from ..report import Ledger
 from .bucketed import BucketedGeneration
 from .cache import BucketCache
@@ -20,34 +28,54 @@ from .encoder_decoder import EncoderDecoderGeneration, bucketed_generation
 
 
 TOLERANCE = 1e-5
-# Prompt, continuation block, one token: past a window of WINDOW tokens, and none of them a bucket size.
+# Prompt, continuation block, one token: past a window of `shallow.WINDOW` tokens, and none of them a bucket size.
 LENGTHS = (11, 3, 1)
-WINDOW = 6
 PADS = 4
 # Encoder positions.
 SOURCE = 13
 
 
-def find_mismatch(bucketed: BucketedGeneration) -> str | None:
+def check(bucketed: BucketedGeneration, *, trace: bool = False) -> str | None:
     """What differs between bucketed and plain forward of a twin of the model, or None.
 
-    An encoder-decoder that pads of its encoder change is told to keep the encoder's true length.
+    It runs once for each model, and each version of what it runs. `trace`: also whether the steps can be traced, which
+    takes seconds. Tells `bucketed` what it has to do without, and its ledger the paths that attention took.
     """
-    reason = _mismatch(bucketed)
-    if reason is not None and isinstance(bucketed, EncoderDecoderGeneration) and bucketed.pads_source:
+    manifest = Manifest(bucketed.model) if runtime.graph_directory() is not None else None
+    key = _key(bucketed.model, trace)
+    found = manifest.check(key) if manifest is not None else None
+    if found is None:
+        with recording() as paths:
+            found = _find(bucketed, trace)
+        found["attention"] = dict(paths)
+        if manifest is not None:
+            manifest.checked(key, found)
+    bucketed.ledger.attention.update(found["attention"])
+    if found["source"] is not None:
         bucketed.pads_source = False
-        unpadded = _mismatch(bucketed)
+        bucketed.ledger.depart("exact_shapes", "decoder", f"encoder positions are not padded: {found['source']}")
+    return found["reason"]
+
+
+def _key(model: torch.nn.Module, trace: bool) -> str:
+    facts = (type(model).__module__, type(model).__qualname__, describe(model.config), trace, versions())
+    return "generation " + hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
+
+
+def _find(bucketed: BucketedGeneration, trace: bool) -> dict[str, Any]:
+    """`reason`: why there are no buckets, or None. `source`: why an encoder's positions keep their number, or None."""
+    pads_source = getattr(bucketed, "pads_source", False)
+    reason = _mismatch(bucketed.model, pads_source, trace)
+    if reason is not None and pads_source:
+        unpadded = _mismatch(bucketed.model, False, trace)
         if unpadded is None:
-            bucketed.ledger.depart("exact_shapes", "decoder", f"encoder positions are not padded: {reason}")
-        return unpadded
-    return reason
+            return {"reason": None, "source": reason}
+    return {"reason": reason, "source": None}
 
 
-def _mismatch(bucketed: BucketedGeneration) -> str | None:
+def _mismatch(model: torch.nn.Module, pads_source: bool, trace: bool) -> str | None:
     try:
-        twin = shallow_twin(bucketed.model)
-        _narrow_windows(twin)
-        worst = _largest_difference(twin, bucketed)
+        worst = _largest_difference(_twin(model), pads_source, _Traced() if trace else _Direct())
     except Exception as error:
         return f"the self check could not run ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
     difference, scale, where = worst
@@ -56,22 +84,39 @@ def _mismatch(bucketed: BucketedGeneration) -> str | None:
     return None
 
 
-def _narrow_windows(twin: torch.nn.Module) -> None:
-    """Sliding windows of WINDOW tokens, so that a short run passes them."""
-    for module in (twin.config, twin.config.get_text_config(decoder=True), *twin.modules()):
-        for name in ("sliding_window", "attention_chunk_size"):
-            if isinstance(getattr(module, name, None), int):
-                setattr(module, name, WINDOW)
+def _twin(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return shallow_twin(model)
+    except Exception:
+        if parameter_bytes(model) > LARGEST_COPY_BYTES:
+            raise
+        return host_copy(model)
 
 
-def _largest_difference(twin: torch.nn.Module, checked: BucketedGeneration) -> tuple[float, float, str]:
+class _Direct:
+    """Takes the place of `Graphs`: runs every step as it is."""
+
+    def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
+        return step(*args)
+
+
+class _Traced:
+    """Takes the place of `Graphs`: traces every step as they do, and runs what was traced."""
+
+    def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
+        return torch.compile(step, backend="eager", fullgraph=True, dynamic=False, isolate_recompiles=True)(*args)
+
+
+def _largest_difference(
+    twin: torch.nn.Module, pads_source: bool, graphs: _Direct | _Traced
+) -> tuple[float, float, str]:
     """(difference, largest logit, step) of the step that is furthest off."""
     config = NeuronConfig(
         compile=False,
         attn_implementation=None,
         buckets=Buckets(batch=[4], sequence=[16], encoder_sequence=[24], cache=[48]),
     )
-    bucketed = bucketed_generation(twin, config, Ledger(f"check of {type(twin).__name__}"))
+    bucketed = bucketed_generation(twin, config, Ledger(f"check of {type(twin).__name__}"), graphs)
     takes_positions = f"{bucketed.prefix}position_ids" in inspect.signature(type(twin).forward).parameters
     total = sum(LENGTHS)
     generator = torch.Generator().manual_seed(0)
@@ -79,7 +124,7 @@ def _largest_difference(twin: torch.nn.Module, checked: BucketedGeneration) -> t
     mask = torch.ones_like(ids)
     mask[1, :PADS] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    given = _encoded(bucketed, checked.pads_source, generator) if bucketed.cross else {}
+    given = _encoded(bucketed, pads_source, generator) if bucketed.cross else {}
     cache = BucketCache(bucketed, total)
     worst, start = (-1.0, 0.0, ""), 0
     for name, length in zip(("prefill", "block", "decode"), LENGTHS, strict=True):

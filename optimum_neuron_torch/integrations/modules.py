@@ -21,7 +21,6 @@ from ..buckets.graphs import Graphs
 from ..buckets.module import BucketedModule, ExactShapesError
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
-from ..nki.paths import recording
 from ..report import Ledger
 from .attention import ignores_attention_name
 from .hooks import put_hooks, remove_hooks, saving
@@ -67,7 +66,7 @@ class LazyGeneration:
 
     def _settle(self) -> None:
         from ..generation.bucketed import NotBucketableError
-        from ..generation.check import find_mismatch
+        from ..generation.check import check
         from ..generation.encoder_decoder import bucketed_generation
 
         try:
@@ -76,9 +75,7 @@ class LazyGeneration:
             self.reason = str(error)
             return
         if self._config.verify is not False:
-            with recording() as paths:
-                self.reason = find_mismatch(bucketed)
-            self._ledger.attention.update(paths)
+            self.reason = check(bucketed)
             if self.reason is not None and self._config.verify == "raise":
                 raise ValueError(
                     f"{type(self._model).__name__}: {self.reason}; verify='warn' takes the stock path instead"
