@@ -8,6 +8,7 @@ structure. What it found is kept beside the model's graphs.
 import hashlib
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from ..buckets.sources import versions
 from ..buckets.state import describe
 from ..buckets.twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
 from ..config import Buckets, NeuronConfig
-from ..nki.paths import recording
 from ..report import Ledger
 from .bucketed import BucketedGeneration
 from .cache import BucketCache
@@ -35,11 +35,14 @@ PADS = 4
 SOURCE = 13
 
 
-def check(bucketed: BucketedGeneration, *, trace: bool = False) -> str | None:
+def check(
+    bucketed: BucketedGeneration, recording: Callable[[], AbstractContextManager], *, trace: bool = False
+) -> str | None:
     """What differs between bucketed and plain forward of a twin of the model, or None.
 
     It runs once for each model, and each version of what it runs. `trace`: also whether the steps can be traced, which
-    takes seconds. Tells `bucketed` what it has to do without, and its ledger the paths that attention took.
+    takes seconds. Tells `bucketed` what it has to do without, and its ledger the paths of attention, which
+    `recording()` counts.
     """
     manifest = Manifest(bucketed.model) if runtime.graph_directory() is not None else None
     key = _key(bucketed.model, trace)

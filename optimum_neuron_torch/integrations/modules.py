@@ -21,6 +21,7 @@ from ..buckets.graphs import Graphs
 from ..buckets.module import BucketedModule, ExactShapesError
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
+from ..nki.paths import recording
 from ..report import Ledger
 from .attention import ignores_attention_name
 from .hooks import put_hooks, remove_hooks, saving
@@ -75,7 +76,7 @@ class LazyGeneration:
             self.reason = str(error)
             return
         if self._config.verify is not False:
-            self.reason = check(bucketed)
+            self.reason = check(bucketed, recording)
             if self.reason is not None and self._config.verify == "raise":
                 raise ValueError(
                     f"{type(self._model).__name__}: {self.reason}; verify='warn' takes the stock path instead"
