@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .layers.block import Block
 from .layers.kinds import LayerKind
+from .positions import PositionsFromTensors
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def step(
         arguments["logits_to_keep"] = keep_N
     if "encoder_outputs" in arguments:
         arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=arguments["encoder_outputs"])
-    output = type(model).forward(model, **arguments, cache=_cache(spec, layers), use_cache=True, return_dict=True)
+    with PositionsFromTensors(slots_Q.shape[0]):
+        output = type(model).forward(model, **arguments, cache=_cache(spec, layers), use_cache=True, return_dict=True)
     logits_BNV = output.logits if spec.takes_keep else output.logits.index_select(1, keep_N)
     if not spec.is_first:
         return [logits_BNV]
