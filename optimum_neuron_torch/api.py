@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -11,6 +11,9 @@ from . import runtime
 from .config import DEVICE_STRICT_KINDS, PLUGIN_STRICT_KINDS, Buckets, NeuronConfig
 from .report import pop_strict, push_strict
 
+
+if TYPE_CHECKING:
+    from .integrations.warm_steps import WarmupStep
 
 T = TypeVar("T")
 
@@ -85,18 +88,38 @@ def unprepare(obj: T) -> T:
 
 
 def warmup(
-    obj: Any, buckets: Buckets | None = None, *, dry_run: bool = False, progress: bool = True
-) -> list[tuple[str, dict[str, int]]]:
-    """Compile the buckets of a prepared model ahead of use.
+    obj: Any,
+    buckets: Buckets | None = None,
+    *,
+    dry_run: bool = False,
+    progress: bool = True,
+    gradients: bool = False,
+) -> "list[WarmupStep]":
+    """Compile the buckets of a prepared model ahead of use, the smallest first.
 
-    Explicit lists are compiled whole. Of automatic axes: batch 1, sequences up to 512. `buckets` names others. With
-    `dry_run` nothing is compiled. Returns (function, bucket) of each; the next call in one of them compiles nothing.
+    Args:
+        obj: a prepared model or pipeline, on a neuron device.
+        buckets: which ones. None takes explicit lists whole; of automatic axes what the model's manifest has met, else
+            batch 1 and sequences up to 512. Sizes between buckets stand for the bucket that serves them.
+        dry_run: compile nothing and leave the device alone: say of each bucket whether it is cached or missing.
+        progress: draw a bar with the time that is left, from what earlier compilations took.
+        gradients: also the graphs of calls with gradients enabled (in eval mode), forward and backward. Without it the
+            graphs serve `no_grad` and `inference_mode` alike.
+
+    Returns the steps: `.function`, `.bucket`, `.gradients`, `.state` ("ready", "cached" or "missing" in a dry run;
+    "ready", "loaded" or "compiled" after one), `.seconds`. The next call in one of them compiles nothing.
+
+    Raises ValueError for a model that was not prepared, that has no such axes, or that is not on a neuron device, and
+    BucketOverflowError for a size that its buckets do not serve.
     """
     from .integrations.warmup import warm
 
     if buckets is not None and not isinstance(buckets, Buckets):
         raise TypeError(f"buckets={buckets!r}: expected Buckets(...) or None")
-    return [step for model in _models_of(obj) for step in warm(model, buckets, dry_run=dry_run, progress=progress)]
+    steps = (
+        warm(model, buckets, dry_run=dry_run, progress=progress, gradients=gradients) for model in _models_of(obj)
+    )
+    return [step for of_model in steps for step in of_model]
 
 
 @contextmanager

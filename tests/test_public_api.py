@@ -11,7 +11,7 @@ SIGNATURES = {
     "Growth": "(low: int, high: int | None, factor: float = 2) -> None",
     "prepare": "(model_or_pipeline, config=None, *, tokenizer=None, verify=None)",
     "unprepare": "(obj)",
-    "warmup": "(obj, buckets=None, *, dry_run=False, progress=True)",
+    "warmup": "(obj, buckets=None, *, dry_run=False, progress=True, gradients=False)",
     "plan": "(sizes_or_path=None, *, graphs=6, limits=None)",
     "report": "(obj=None)",
     "strict": "(*kinds)",

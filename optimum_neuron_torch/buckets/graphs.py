@@ -18,7 +18,7 @@ from .. import runtime
 from ..config import NeuronConfig
 from ..report import Ledger
 from .blocks import repeated_blocks
-from .keys import process_state, signature
+from .keys import circumstances, process_state, signature
 from .manifest import GraphEntry, Manifest, bucket_of
 from .progress import compiling
 from .regions import Regions
@@ -46,6 +46,8 @@ class Graphs:
         self._buckets: set[tuple] = set()
         self._states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
         self._manifest: Manifest | None = None
+        self._made: set[tuple[str, frozenset, str]] = set()
+        self._circumstances = ""
         self._regions = Regions(ledger)
         self._lock = threading.RLock()
         self._has_said_why = self._has_said_whole = False
@@ -59,6 +61,10 @@ class Graphs:
     def has(self, function: str, key: tuple) -> bool:
         """Whether this bucket was compiled already."""
         return (function, key) in self._buckets
+
+    def is_made(self, function: str, bucket: dict[str, int], circumstances: str) -> bool:
+        """Whether this process has the compiled function of a bucket, under these circumstances (see keys.py)."""
+        return (function, frozenset(bucket.items()), circumstances) in self._made
 
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         """Run `step(*args)` compiled for (function, key), the state of the modules among `args`, and the process's.
@@ -119,10 +125,14 @@ class Graphs:
                 self.ledger.name,
                 made.reason.splitlines()[0],
             )
-        if place.module is not None and runtime.graph_directory() is not None:
-            self._manifest = Manifest(place.module)
-        if self._manifest is not None:  # the functions without a module among their arguments come after one that has
-            entry = GraphEntry.of(place.function, place.bucket, made.file, seconds)
+        if place.module is not None:
+            self._circumstances = circumstances(ModuleState(place.module).digest(), self.config.options)
+            if runtime.graph_directory() is not None:
+                self._manifest = Manifest(place.module)
+        # The functions without a module among their arguments come after one that has.
+        self._made.add((place.function, frozenset(place.bucket.items()), self._circumstances))
+        if self._manifest is not None:
+            entry = GraphEntry.of(place.function, place.bucket, made.file, seconds, self._circumstances)
             (self._manifest.loaded if made.is_loaded else self._manifest.compiled)(entry)
 
 

@@ -89,6 +89,15 @@ def artifact_key(
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
 
 
+def circumstances(state: str, options: dict[str, Any] | None) -> str:
+    """What a compiled function holds beside the sizes of its bucket, in short: the module's state, the process's, and
+    the versions it was made with.
+    """
+    compiler = runtime.compiler_version(runtime.compile_options("", options))
+    facts = (state, compiler, versions(), describe(process_state()))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
 def why_not_storable(step: Callable, args: Sequence[Any]) -> str | None:
     """Why another process could not load what is compiled for `args`; None where nothing speaks against it."""
     modules = [module for arg in args if isinstance(arg, torch.nn.Module) for module in arg.modules()]

@@ -20,6 +20,8 @@ from filelock import FileLock
 
 from .. import runtime
 from ..files import write_atomically
+from .artifacts import ArtifactStore
+from .sources import are_unchanged
 from .state import describe
 
 
@@ -43,7 +45,8 @@ class GraphEntry:
 
     Attributes: function, bucket: what it serves. file: the stored function's name; None where it could not be stored.
     machine: folder of the machine it was compiled for. size: bytes. seconds: what the first call took when it was
-    compiled. compiled, used: seconds since the epoch. loads: how often a process loaded it.
+    compiled. compiled, used: seconds since the epoch. loads: how often a process loaded it. circumstances: what it
+    holds beside the bucket's sizes (see keys.py).
     """
 
     function: str
@@ -55,15 +58,18 @@ class GraphEntry:
     compiled: float = field(default_factory=time.time)
     used: float = field(default_factory=time.time)
     loads: int = 0
+    circumstances: str = ""
 
     @classmethod
-    def of(cls, function: str, bucket: dict[str, Any], file: Path | None, seconds: float) -> "GraphEntry":
+    def of(
+        cls, function: str, bucket: dict[str, Any], file: Path | None, seconds: float, circumstances: str = ""
+    ) -> "GraphEntry":
         """The entry of a function that was just made; `file` is <machine>/artifacts/<name>/<digest>."""
-        if file is None:
-            return cls(function, bucket, None, None, 0, seconds)
-        with suppress(OSError):
-            return cls(function, bucket, file.parent.name, file.parents[2].name, file.stat().st_size, seconds)
-        return cls(function, bucket, file.parent.name, file.parents[2].name, 0, seconds)
+        size = 0
+        with suppress(OSError, AttributeError):  # evicted meanwhile, or never stored
+            size = file.stat().st_size
+        name, machine = (None, None) if file is None else (file.parent.name, file.parents[2].name)
+        return cls(function, bucket, name, machine, size, seconds, circumstances=circumstances)
 
     @property
     def place(self) -> tuple:
@@ -127,6 +133,10 @@ class Manifest:
                 met.append(entry.bucket)
         return met
 
+    def known(self, function: str, bucket: dict[str, int]) -> list[GraphEntry]:
+        """The graphs of one bucket, of whatever machine and circumstances."""
+        return [entry for entry in self.graphs() if entry.function == function and entry.bucket == bucket]
+
     def compiled(self, entry: GraphEntry) -> None:
         """Add a graph, or take its place."""
         self._edit(lambda graphs: graphs.update({entry.place: entry}))
@@ -140,7 +150,7 @@ class Manifest:
 
         def count(graphs: dict[tuple, GraphEntry]) -> None:
             known = graphs.setdefault(entry.place, entry)
-            known.used, known.loads = time.time(), known.loads + 1
+            known.used, known.loads, known.circumstances = time.time(), known.loads + 1, entry.circumstances
 
         self._edit(count)
 
@@ -169,6 +179,16 @@ class Manifest:
                 write_atomically(self.path, json.dumps(data, indent=1) + "\n")
         except (OSError, NotImplementedError) as error:  # a full disk, or a process that holds the lock for long
             logger.info("%s was not written: %s", self.path, error)
+
+
+def is_loadable(entry: GraphEntry) -> bool:
+    """Whether this process would load the graph, were its circumstances the same: it is stored for this machine, and
+    the sources it was traced from are as they were.
+    """
+    store = ArtifactStore.open()
+    if store is None or entry.file is None or entry.machine != store.directory.name:
+        return False
+    return any(are_unchanged(header.sources) for _, header in store.headers(entry.file))
 
 
 def bucket_of(key: tuple) -> dict[str, int]:

@@ -287,33 +287,6 @@ class BucketedGeneration:
             raise NotBucketableError(f"arguments {sorted(rest)} have no bucket rule")
         return tuple(sorted(arguments.items()))
 
-    # ---- warming ----------------------------------------------------------------------------------------------------
-
-    def warm(self, batch: int, sequence: int, rows: int, *, gather: bool = True) -> None:
-        """Compile and run once what a generate() call of these buckets needs: prefill, decode and the rows'
-        reordering.
-        """
-        cache = BucketCache(self, rows - 1)
-        ids_BQ = torch.zeros(batch, min(sequence, rows - 2), dtype=torch.long)
-        mask = torch.ones_like(ids_BQ)
-        positions = (
-            torch.arange(ids_BQ.shape[1])[None]
-            if "position_ids" in inspect.signature(type(self.model).forward).parameters
-            else None
-        )
-        arguments = {
-            "input_ids": ids_BQ,
-            "attention_mask": mask,
-            "position_ids": positions,
-            "logits_to_keep": 1 if self.takes_keep else None,
-        }
-        self.forward(cache, arguments)
-        last = None if positions is None else positions[:, -1:] + 1
-        arguments |= {"input_ids": ids_BQ[:, :1], "attention_mask": None, "position_ids": last}
-        self.forward(cache, arguments)
-        if gather and batch > 1:
-            self.gather(cache, torch.arange(batch))
-
     def axes(self) -> dict[str, AxisSizes]:
         return {"batch": self.batches, "sequence": self.prompts, "cache": self.caches}
 

@@ -7,6 +7,7 @@ from transformers import AutoModel, AutoModelForCausalLM, ViTConfig, ViTForImage
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch import runtime
+from optimum_neuron_torch.buckets.manifest import Manifest
 from tests.tiny_models import save
 
 
@@ -30,7 +31,7 @@ def model(tiny_llama):
 def test_what_it_would_compile(model, buckets, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))  # where nothing is known of the model
     steps = ont.warmup(model, buckets, dry_run=True)
-    assert [(bucket["batch"], bucket["sequence"], bucket["cache"]) for _, bucket in steps] == expected
+    assert [tuple(step.bucket[axis] for axis in ("batch", "sequence", "cache")) for step in steps] == expected
 
 
 def test_automatic_axes_are_what_the_model_has_met(tiny_bert, tmp_path, monkeypatch):
@@ -41,11 +42,11 @@ def test_automatic_axes_are_what_the_model_has_met(tiny_bert, tmp_path, monkeypa
         with torch.no_grad():
             model(torch.ones(shape, dtype=torch.long))
     met = [{"batch": 1, "sequence": 32}, {"batch": 4, "sequence": 64}]
-    assert [bucket for _, bucket in ont.warmup(model, dry_run=True)] == met
+    assert [step.bucket for step in ont.warmup(model, dry_run=True)] == met
     batches = ont.NeuronConfig(buckets=ont.Buckets(batch=[2, 8]), options=CONFIG.options)
     listed = ont.prepare(model, batches)
-    sizes = [tuple(bucket.values()) for _, bucket in ont.warmup(listed, dry_run=True)]
-    assert sizes == [(2, 32), (8, 32), (2, 64), (8, 64)]
+    sizes = [tuple(step.bucket.values()) for step in ont.warmup(listed, dry_run=True)]
+    assert sizes == [(2, 32), (2, 64), (8, 32), (8, 64)]  # smallest first
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,126 @@ def test_a_model_in_training_mode_is_warmed_and_stays_so(tiny_bert, ids):
     ont.warmup(model, ont.Buckets(batch=[4], sequence=[16]), progress=False)
     assert model.training
     assert [use.bucket for use in ont.report(model).buckets] == [{"batch": 4, "sequence": 32}]
+
+
+NAMED = ont.Buckets(batch=[1, 2], sequence=[16, 32], cache=[64])
+LISTED = ont.NeuronConfig(buckets=NAMED, options=CONFIG.options)
+
+
+def loaded(path, config=LISTED, **arguments):
+    return AutoModelForCausalLM.from_pretrained(path, device_map="neuron", neuron_config=config, **arguments)
+
+
+def states(model, *arguments, **options) -> list[str]:
+    return [step.state for step in ont.warmup(model, *arguments, **{"dry_run": True, **options})]
+
+
+def test_a_dry_run_says_what_is_cached_and_touches_nothing(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    model = loaded(tiny_llama)
+    before = ont.report()
+    assert states(model) == ["missing"] * 4
+    assert [step.seconds for step in ont.warmup(model, dry_run=True)] == [None] * 4
+    after = ont.report()
+    assert [getattr(after, what) - getattr(before, what) for what in ("graphs", "eager_signatures", "copies")] == [
+        0
+    ] * 3
+    made = ont.warmup(model, ont.Buckets(batch=[1], sequence=[16, 32], cache=[64]), progress=False)
+    assert [(step.state, step.bucket["sequence"]) for step in made] == [("compiled", 16), ("compiled", 32)]
+    assert states(model) == ["ready", "ready", "missing", "missing"]
+
+    again = loaded(tiny_llama)  # as another process would
+    before = ont.report()
+    steps = ont.warmup(again, dry_run=True)
+    assert [step.state for step in steps] == ["cached", "cached", "missing", "missing"]
+    assert all((step.seconds or 0) > 0 for step in steps[:2]) and steps[2].seconds is None
+    assert (ont.report().cached, ont.report().graphs) == (before.cached, before.graphs)
+    assert [step.state for step in ont.warmup(again, progress=False)] == ["loaded", "loaded", "compiled", "compiled"]
+    assert [step.state for step in ont.warmup(again, progress=False)] == ["ready"] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.resize_token_embeddings(400),
+        lambda model: torch.set_num_threads(torch.get_num_threads() + 1),
+    ],
+    ids=["dtype", "attention", "vocabulary", "threads"],
+)
+def test_what_is_cached_for_another_state_is_missing(tiny_bert, tmp_path, monkeypatch, change):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    one = ont.Buckets(batch=[1], sequence=[32])
+    ont.warmup(AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG), one, progress=False)
+    model, threads = (
+        AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG),
+        torch.get_num_threads(),
+    )
+    assert states(model, one) == ["cached"]
+    try:
+        change(model)
+        assert states(model, one) == ["missing"]
+        assert [step.state for step in ont.warmup(model, one, progress=False)] == ["compiled"], "and missing it was"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_deleted_or_damaged_cache_is_missing(tiny_bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    one = ont.Buckets(batch=[1], sequence=[32])
+    ont.warmup(AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG), one, progress=False)
+    stored = next((tmp_path / "graphs").glob("*/artifacts/*/*"))
+    stored.unlink()
+    assert states(AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=CONFIG), one) == ["missing"]
+
+
+def test_exactly_what_is_named_is_compiled(tiny_llama, tmp_path, monkeypatch):
+    """Smallest first, and what the manifest then lists is what the steps said."""
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
+    model = loaded(tiny_llama)
+    sizes = [tuple(step.bucket.values()) for step in ont.warmup(model, progress=False)]
+    assert sizes == [(1, 16, 64), (1, 32, 64), (2, 16, 64), (2, 32, 64)]
+    compiled = {(entry.function, *entry.bucket.values()) for entry in Manifest(model).graphs()}
+    prefills = {("prefill", rows, block, 64, 1) for rows in (1, 2) for block in (16, 32)}
+    assert compiled == prefills | {("decode", 1, 1, 64, 1), ("decode", 2, 1, 64, 1), ("gather", 2, 2, 64)}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_one_graph_serves_no_grad_and_inference_mode_and_another_gradients(tiny_bert, ids, gradients):
+    config = ont.NeuronConfig(buckets=ont.Buckets(batch=[4], sequence=[16]), options=CONFIG.options)
+    model = AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=config)
+    steps = ont.warmup(model, progress=False, gradients=gradients)
+    assert [step.gradients for step in steps] == [False, True][: 1 + gradients]
+    assert states(model, gradients=True) == ["ready", "ready" if gradients else "missing"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    before = ont.report(model)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            model(**inputs)
+    assert ont.report(model).graphs == before.graphs
+    model(**inputs).pooler_output.sum().backward()
+    new = ont.report(model).graphs - before.graphs
+    assert new == 0 if gradients else new > 0
+    assert any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_gradients_of_a_model_that_generates(tiny_llama, ids):
+    model = loaded(tiny_llama)
+    steps = ont.warmup(model, ont.Buckets(batch=[2], sequence=[16], cache=[64]), progress=False, gradients=True)
+    assert [(step.function, step.gradients) for step in steps] == [("encode", True), ("generate", False)]
+    before = ont.report(model).graphs
+    model(ids[:2], use_cache=False).logits.sum().backward()
+    assert ont.report(model).graphs == before
+
+
+def test_the_bar_says_what_is_left(tiny_bert, capfd):
+    config = ont.NeuronConfig(buckets=ont.Buckets(batch=[1], sequence=[16, 32]), options=CONFIG.options)
+    ont.warmup(AutoModel.from_pretrained(tiny_bert, device_map="neuron", neuron_config=config))
+    shown = capfd.readouterr().err
+    assert "compiling BertModel" in shown and "left" in shown and "2/2" in shown
+    assert "encode, batch 1, sequence 32: " in shown
 
 
 def test_graphs_run_their_compiled_programs_after_it(tiny_bert, capfd):

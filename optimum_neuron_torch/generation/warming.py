@@ -1,0 +1,71 @@
+"""What a generate() call of given buckets compiles: as a list, and done ahead of use."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..buckets.sizes import AxisSizes
+from .bucketed import BucketedGeneration
+from .cache import BucketCache
+
+
+# A module, and the function and bucket of one of its graphs.
+Graph = tuple[torch.nn.Module, str, dict[str, int]]
+
+
+def axes(generation: BucketedGeneration) -> dict[str, AxisSizes]:
+    """The axes that name a warm-up of generate(). A decoder with an encoder starts from one token."""
+    return {name: sizes for name, sizes in generation.axes().items() if not generation.cross or name != "sequence"}
+
+
+def graphs(generation: BucketedGeneration, bucket: dict[str, int]) -> Iterator[Graph]:
+    """The graphs that `warm` makes for a bucket of `axes`."""
+    batch, rows = bucket["batch"], bucket["cache"] if generation.has_rows else 0
+    sizes = {"encoder_sequence": bucket["encoder_sequence"]} if generation.cross else {}
+    if generation.cross:
+        yield generation.encoder.shell, generation.encoder.function, {"batch": batch, **sizes}
+    first = generation.block_bucket(_prompt_length(generation, bucket), True)
+    for function, block in ((generation.first, first), ("decode", 1)):
+        yield generation.shell, function, {"batch": batch, "block": block, "cache": rows, "keep": 1, **sizes}
+    if batch > 1:
+        yield generation.shell, "gather", {"from": batch, "batch": batch, "cache": rows}
+
+
+def warm(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
+    """Compile and run once what a generate() call of these buckets needs: the encoder, the first step, decode and the
+    reordering of rows.
+    """
+    batch = bucket["batch"]
+    cache = BucketCache(generation, bucket["cache"] - 1)
+    given = _encoded(generation, batch, bucket["encoder_sequence"]) if generation.cross else {}
+    takes_positions = (
+        f"{generation.prefix}position_ids" in inspect.signature(type(generation.model).forward).parameters
+    )
+    for length in (_prompt_length(generation, bucket), 1):
+        past = cache.length
+        tokens = {
+            "input_ids": torch.zeros(batch, length, dtype=torch.long),
+            "attention_mask": torch.ones(batch, past + length, dtype=torch.long),
+            "position_ids": torch.arange(past, past + length)[None] if takes_positions else None,
+        }
+        named = {f"{generation.prefix}{name}": value for name, value in tokens.items()}
+        generation.forward(cache, {**named, **given, "logits_to_keep": 1 if generation.takes_keep else None})
+    if batch > 1:
+        generation.gather(cache, torch.arange(batch))
+
+
+def _prompt_length(generation: BucketedGeneration, bucket: dict[str, int]) -> int:
+    """Tokens of the first step: the bucket is full, but for the next token and the dump row."""
+    return 1 if generation.cross else min(bucket["sequence"], bucket["cache"] - 2)
+
+
+def _encoded(generation: Any, batch: int, length: int) -> dict[str, Any]:
+    """The encoder's output for `length` tokens, and their mask."""
+    ids = torch.zeros(batch, length, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    output = generation.encoder.forward({generation.encoder.main_input: ids, "attention_mask": mask})
+    hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
+    return {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden), "attention_mask": mask}
