@@ -32,7 +32,7 @@ INSTALLED_TORCH := $(wildcard $(VENV)/lib/python3.*/site-packages/torch/version.
 # Nothing here may ask a model hub: all that runs ships with a package or is made on the spot.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-slow coverage conformance conformance-torch lint format clean FORCE
+.PHONY: help setup demo test test-slow coverage parity conformance conformance-torch lint format clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make test-slow  the tests marked slow"
 	@echo "make conformance-torch  PyTorch's own tables on the neuron device; writes docs/reference/conformance.md"
 	@echo "make coverage   architectures compiled for the device, against the CPU; writes docs/reference/architectures.md"
+	@echo "make parity     generate() in buckets, every class of Transformers against the CPU; writes docs/reference/generation.md"
 	@echo "make conformance  Hugging Face's own test suites on the neuron device (DIFFUSERS=checkout TRANSFORMERS=checkout)"
 	@echo "make lint       ruff: rules and formatting (make format repairs both)"
 	@echo "make setup      only the environment"
@@ -59,6 +60,9 @@ test-slow: setup
 
 coverage: setup
 	$(BIN)/python -m model_tests.architectures $(ARGS)
+
+parity: setup
+	$(BIN)/python -m model_tests.generation $(ARGS)
 
 conformance-torch: setup
 	$(BIN)/python -m tests.conformance $(ARGS)

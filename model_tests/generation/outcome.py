@@ -35,14 +35,6 @@ class Cell:
     grown: int = 0
     reason: str = ""
 
-    @property
-    def is_static(self) -> bool:
-        return self.state == EQUAL and self.grown == 0
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.state in (DIFFERS, FAILED)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -65,5 +57,15 @@ class Outcome:
         return cls(**{**values, "cells": cells})
 
     @property
+    def state(self) -> str:
+        """The worst of the cells that the CPU has a result for; `UNSUPPORTED` where there is none."""
+        states = {cell.state for cell in self.cells.values()} | ({UNSUPPORTED} if self.unmade else set())
+        return next(state for state in (FAILED, DIFFERS, STOCK, EQUAL, UNSUPPORTED) if state in states)
+
+    @property
+    def is_static(self) -> bool:
+        return self.state == EQUAL and not any(cell.grown for cell in self.cells.values())
+
+    @property
     def is_wrong(self) -> bool:
-        return any(cell.is_wrong for cell in self.cells.values())
+        return self.state in (FAILED, DIFFERS)
