@@ -3,6 +3,9 @@
 Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size.
 """
 
+import inspect
+from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -76,3 +79,31 @@ def _causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
 def ignores_attention_name(model: torch.nn.Module) -> bool:
     """Whether the model's code never looks an attention function up by name (Bloom, MPT, Falcon, Mamba...)."""
     return not getattr(model, "_supports_attention_backend", False)
+
+
+def asks_for_sdpa(model: torch.nn.Module) -> str | None:
+    """The method in which a model's own code asks whether its attention is called "sdpa", or None.
+
+    Such code builds something for the attentions that it knows by name (models with sparse attention add the choice of
+    positions to the mask), and leaves it out for all others.
+    """
+    for kind in {base for module in model.modules() for base in type(module).__mro__}:
+        if kind.__module__.startswith("torch.") or kind.__module__ == "transformers.modeling_utils":
+            continue
+        for name, member in vars(kind).items():
+            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+            if code is not None and any(map(_compares_with_sdpa, _with_nested(code))):
+                return f"{kind.__name__}.{name}"
+    return None
+
+
+def _compares_with_sdpa(code: CodeType) -> bool:
+    constants = (value for entry in code.co_consts for value in (entry if isinstance(entry, tuple) else (entry,)))
+    return "_attn_implementation" in code.co_names and "sdpa" in constants
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)

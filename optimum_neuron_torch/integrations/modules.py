@@ -23,7 +23,7 @@ from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
 from ..nki.paths import recording
 from ..report import Ledger
-from .attention import ignores_attention_name
+from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .hooks import put_hooks, remove_hooks, saving
 
 
@@ -161,6 +161,14 @@ def _set_attention(module: torch.nn.Module, config: NeuronConfig, ledger: Ledger
             "attention",
             type(module).__name__,
             f"its code does not ask for an attention implementation: {wanted!r} has no effect",
+        )
+        return None
+    method = asks_for_sdpa(module) if wanted == NAME else None
+    if method is not None:
+        ledger.depart(
+            "attention",
+            type(module).__name__,
+            f"{method} does more for 'sdpa' than for attentions it does not know: {current!r} is kept",
         )
         return None
     module.set_attn_implementation(wanted)

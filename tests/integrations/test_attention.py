@@ -1,0 +1,27 @@
+"""Which attention a prepared model gets."""
+
+import pytest
+import torch
+from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+
+import optimum_neuron_torch as ont
+
+
+def test_a_model_that_does_more_for_sdpa_keeps_it():
+    """Sparse attention is part of the mask only for attentions that the model's own code knows by name."""
+    torch.manual_seed(0)
+    config = DeepseekV32Config(
+        vocab_size=99, hidden_size=32, intermediate_size=37, moe_intermediate_size=12, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=32,
+        index_topk=3, index_n_heads=2, index_head_dim=32, first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    model = DeepseekV32ForCausalLM(config).eval()
+    ids = torch.randint(5, 99, (2, 12))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        with pytest.warns(UserWarning, match="'sdpa' is kept"):
+            model = ont.prepare(model, ont.NeuronConfig(options={"executor": "aten", "lowering": "off"}))
+        found = model(ids, use_cache=False).logits.cpu()
+    assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
