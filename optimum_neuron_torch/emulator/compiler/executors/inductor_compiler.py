@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from torch._inductor import codecache, compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.lowering import make_fallback
 from torch._inductor.output_code import CompiledFxGraph
 
 from optimum_neuron_torch.emulator.compiler.executors.inductor import CONFIG, recording_kernels
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph
 from optimum_neuron_torch.emulator.compiler.passes.attention import FLASH, single_query_as_math
+from optimum_neuron_torch.emulator.compiler.passes.narrow_products import with_narrow_products
 from optimum_neuron_torch.emulator.compiler.tracing import Decompositions, trace_on_host
 
 
@@ -33,6 +36,7 @@ def compile_graph(
     if shutil.which("openssl") is None:  # which names the precompiled headers
         config["cpp_cache_precompile_headers"] = False
     _forget_kernels()
+    _call_kernels_of_matrix_and_vector()
     with (
         inductor_config.patch(config),
         torch._functorch.config.patch(bundled_autograd_cache=True),
@@ -52,10 +56,17 @@ def decompositions() -> Decompositions:
     """The decompositions under which a graph is traced for Inductor."""
     # Inductor writes KV caches in place for `index_put` only, hence `index_copy` in terms of it.
     return {
-        **select_decomp_table(),
+        **with_narrow_products(select_decomp_table()),
         FLASH: single_query_as_math,
         torch.ops.aten.index_copy.default: _index_copy_as_index_put,
     }
+
+
+@functools.cache
+def _call_kernels_of_matrix_and_vector() -> None:
+    """Inductor has no lowering of them, since its own table leaves none in a graph."""
+    for operator in (torch.ops.aten.mv.default, torch.ops.aten.addmv.default):
+        make_fallback(operator, warn=False, override_decomp=True)
 
 
 def _forget_kernels() -> None:
