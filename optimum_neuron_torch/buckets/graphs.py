@@ -44,7 +44,10 @@ class Graphs:
         self.ledger, self.config = ledger, config
         self._compiled: dict[tuple, Callable] = {}
         self._buckets: set[tuple] = set()
-        self._states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
+        self._states: dict[int, ModuleState] = {}
+        self._digests: dict[int, str] = {}
+        # How often the state of a module was found to be another: what was learned about its outputs holds no more.
+        self.changes = 0
         self._manifest: Manifest | None = None
         self._made: set[tuple[str, frozenset, str]] = set()
         self._circumstances = ""
@@ -71,16 +74,18 @@ class Graphs:
 
         `step` is importable, so that what was compiled can be stored. A key begins with the bucket's items.
         """
+        modules = [arg for arg in args if isinstance(arg, torch.nn.Module)]
         if self.config.compile is False:
+            for module in modules:
+                self._state(module)
             return step(*args)
         with self._lock:
-            modules = [arg for arg in args if isinstance(arg, torch.nn.Module)]
+            states = [self._state(module) for module in modules]
             blocks = self._blocks(modules)
             self._buckets.add((function, key))
             place = Place(function, bucket_of(key) or _sizes(args), next(iter(modules), None))
             if blocks:
                 return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
-            states = [self._state(module) for module in modules]
             return self._call_compiled(place, function, step, key, states, args)[1]
 
     def _call_compiled(
@@ -111,10 +116,15 @@ class Graphs:
         return blocks
 
     def _state(self, module: torch.nn.Module) -> str:
-        entry = self._states.get(id(module))
-        if entry is None:
-            entry = self._states[id(module)] = (module, ModuleState(module))
-        return entry[1].digest()
+        place = id(module)
+        state = self._states.get(place)
+        if state is None:  # it keeps the module, so that its id stays its own
+            state = self._states[place] = ModuleState(module)
+        digest = state.digest()
+        if self._digests.setdefault(place, digest) != digest:
+            self._digests[place] = digest
+            self.changes += 1
+        return digest
 
     def _note(self, made: Made, place: "Place", seconds: float) -> None:
         """Enter a function into the model's manifest; say once why functions are not stored."""

@@ -143,6 +143,7 @@ class BucketedModule:
         self.takes_tokens = self.main_input in PER_TOKEN_PADS
         self.function = function or ("encode" if "attention_mask" in self.parameters else "forward")
         self._layouts: dict[tuple, Layout | str] = {}
+        self._changes_seen = self.graphs.changes
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -162,6 +163,8 @@ class BucketedModule:
         with outside_inference_mode():
             padded = {name: self._pad(name, tensor, call.dims[name], bucket) for name, tensor in call.tensors.items()}
             outputs = self._compiled(self.function, bucket, call, padded)
+            if self._forget_layouts():
+                layout = self._layout(call)
             outputs = [
                 self._cut(output, rules, bucket, call.sizes)
                 for output, rules in zip(outputs, layout.rules, strict=True)
@@ -188,7 +191,7 @@ class BucketedModule:
             torch.cat([part.to("cpu") for part in column]).to(self._home.device)
             for column in zip(*leaves, strict=True)
         ]
-        return layout.rebuild(joined)
+        return self._layout(call).rebuild(joined)  # as the parts found it
 
     def exact(self, arguments: dict[str, Any]) -> Any:
         """Run a call at its own shapes, one graph per shape."""
@@ -203,6 +206,8 @@ class BucketedModule:
                 except Exception as error:  # the stock path says what is wrong with the call
                     raise ExactShapesError(f"it does not run at these shapes: {_first_line(error)}") from error
             outputs = self._compiled("exact", shapes, call, call.tensors)
+            if self._forget_layouts():
+                layout = self._layouts[key] = self._learn_structure(call)
         self.ledger.used("exact", shapes, 1, 1)
         return layout.rebuild(outputs)
 
@@ -298,6 +303,14 @@ class BucketedModule:
         if isinstance(layout, str):
             raise ExactShapesError(layout)
         return layout
+
+    def _forget_layouts(self) -> bool:
+        """Drop what was learned of the outputs where the module's state has changed since; whether it has."""
+        if self.graphs.changes == self._changes_seen:
+            return False
+        self._changes_seen = self.graphs.changes
+        self._layouts.clear()
+        return True
 
     def _find_layout(self, call: Call) -> Layout | str:
         try:
