@@ -79,6 +79,9 @@ class BucketedGeneration:
     # What stands before the names of the decoder's arguments, and what the first step is called.
     prefix, first = "", "prefill"
     cross = 0  # how many of `layers` are those of cross-attention
+    encoder_output: type | None = None
+    shortest = 1  # block that a step runs
+    one_by_one = False  # whether it runs no block but that of one token
 
     def __init__(
         self, model: torch.nn.Module, config: NeuronConfig, ledger: Ledger, graphs: Graphs | None = None
@@ -101,7 +104,7 @@ class BucketedGeneration:
     def block_bucket(self, length: int, is_first: bool) -> int:
         """The block size that serves `length` tokens."""
         if not is_first or self.cross:  # a decoder with an encoder starts from one token, mostly
-            short = next((size for size in SHORT_BLOCKS if size >= length), None)
+            short = next((size for size in SHORT_BLOCKS if size >= max(length, self.shortest)), None)
             if short is not None:
                 return short
         return self.prompts.fit(length)
@@ -140,6 +143,9 @@ class BucketedGeneration:
 
     def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
         cache.fill()
+        ids = arguments.get(f"{self.prefix}input_ids")
+        if self.one_by_one and ids is not None and ids.shape[1] > 1:
+            return self._in_parts(cache, arguments, [1] * ids.shape[1])
         if self.is_recurrent and cache.state is not None:
             length = arguments["input_ids"].shape[1]
             if length not in SHORT_BLOCKS:
@@ -158,14 +164,15 @@ class BucketedGeneration:
             inputs.constants,
             self.takes_keep,
             self.cross,
+            self.encoder_output,
         )
         tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
-        function = self.first if is_first else "decode" if inputs.bucket["block"] == 1 else "block"
+        length = arguments[f"{self.prefix}input_ids"].shape[1]
+        function = self.first if is_first else "decode" if length == 1 else "block"
         with borrowed(self.shell, self.model) as shell:
             output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *cache.tensors)
         if is_first:
             cache.state = output[1:]
-        length = arguments[f"{self.prefix}input_ids"].shape[1]
         self.ledger.used(
             function, inputs.bucket, inputs.batch * length, inputs.bucket["batch"] * inputs.bucket["block"]
         )
@@ -191,17 +198,19 @@ class BucketedGeneration:
 
     def _in_parts(self, cache: BucketCache, arguments: dict[str, Any], lengths: list[int]) -> CausalLMOutputWithPast:
         """Run a block as several of `lengths`, which are buckets themselves."""
-        total, kept = sum(lengths), arguments.get("logits_to_keep", 0)
+        kept, mask = arguments.get("logits_to_keep", 0), arguments.get(f"{self.prefix}attention_mask")
+        per_token = [f"{self.prefix}{name}" for name in ("input_ids", *PER_TOKEN)]
+        per_token = [name for name in per_token if arguments.get(name) is not None]
         past, logits, start = cache.length, [], 0
         for length in lengths:
             end = start + length
-            part = {name: _part(value, start, end, total) for name, value in arguments.items()}
-            if arguments.get("attention_mask") is not None:
-                part["attention_mask"] = arguments["attention_mask"][:, : past + end]
+            part = arguments | {name: arguments[name][:, start:end] for name in per_token}
+            if mask is not None:
+                part[f"{self.prefix}attention_mask"] = mask[:, : past + end]
             logits.append(self._run(cache, {**part, "logits_to_keep": 0}).logits)
             start = end
         positions = on_host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
-        return CausalLMOutputWithPast(logits=torch.cat(logits, 1)[:, positions], cache=cache)
+        return self._output(torch.cat(logits, 1)[:, positions], cache, arguments)
 
     # ---- padding ----------------------------------------------------------------------------------------------------
 
@@ -303,12 +312,6 @@ def exact_parts(length: int) -> list[int]:
         parts += [size] * (length // size)
         length %= size
     return parts
-
-
-def _part(value: Any, start: int, end: int, total: int) -> Any:
-    """What belongs to tokens [start, end) of `total` in an argument that has one entry per token."""
-    is_per_token = isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[1] == total
-    return value[:, start:end] if is_per_token else value
 
 
 def _placed(x_BQ: torch.Tensor, lead: int, size: int, fill: int | str = 0) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from .steps import spread
 
@@ -56,6 +56,24 @@ class BucketCache(Cache):
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Exchange the tensors of the store."""
         self.state = list(spread(self.held, tensors))
+
+    @property
+    def self_attention_cache(self) -> Cache:
+        """What a decoder with an encoder stores of its own tokens, at true size on the host."""
+        return self._read(0, self.length)
+
+    @property
+    def cross_attention_cache(self) -> Cache:
+        """What it stores of the encoder's positions, at true size on the host."""
+        return self._read(len(self), self.source.hidden_BEH.shape[1])
+
+    def _read(self, first: int, length: int) -> Cache:
+        if not self.owner.cross:
+            raise AttributeError(f"the cache of {type(self.owner.model).__name__} has no encoder's side")
+        self.fill()
+        pairs = zip(self.state[::2], self.state[1::2], strict=True)
+        pairs = list(pairs)[first : first + len(self)]
+        return DynamicCache([[x.to("cpu")[: self.rows_in_batch, :, :length] for x in pair] for pair in pairs])
 
     def __repr__(self) -> str:
         return f"BucketCache(length={self.length}, rows={self.rows}, batch={self.rows_in_batch})"

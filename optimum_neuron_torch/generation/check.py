@@ -54,9 +54,10 @@ def check(
         if manifest is not None:
             manifest.checked(key, found)
     bucketed.ledger.attention.update(found["attention"])
-    if found["source"] is not None:
-        bucketed.pads_source = False
-        bucketed.ledger.depart("exact_shapes", "decoder", f"encoder positions are not padded: {found['source']}")
+    for name, value in found["instead"].items():
+        setattr(bucketed, name, value)
+    if "pads_source" in found["instead"]:
+        bucketed.ledger.depart("exact_shapes", "decoder", f"encoder positions are not padded: {found['first']}")
     return found["reason"]
 
 
@@ -66,19 +67,33 @@ def _key(model: torch.nn.Module, trace: bool) -> str:
 
 
 def _find(bucketed: BucketedGeneration, trace: bool) -> dict[str, Any]:
-    """`reason`: why there are no buckets, or None. `source`: why an encoder's positions keep their number, or None."""
-    pads_source = getattr(bucketed, "pads_source", False)
-    reason = _mismatch(bucketed.model, pads_source, trace)
-    if reason is not None and pads_source:
-        unpadded = _mismatch(bucketed.model, False, trace)
-        if unpadded is None:
-            return {"reason": None, "source": reason}
-    return {"reason": reason, "source": None}
+    """`reason`: why there are no buckets, or None. `instead`: what the steps of the model have to do in place of what
+    `bucketed` does, because of what was `first` found.
+    """
+    first = None
+    for instead in _ways(bucketed):
+        reason = _mismatch(bucketed.model, instead, trace)
+        first = reason if first is None else first
+        if reason is None:
+            return {"reason": None, "instead": instead, "first": first}
+    return {"reason": first, "instead": {}, "first": first}
 
 
-def _mismatch(model: torch.nn.Module, pads_source: bool, trace: bool) -> str | None:
+def _ways(bucketed: BucketedGeneration) -> list[dict[str, Any]]:
+    """Ways in which steps may run, by attributes of BucketedGeneration; the first is the one that all begin with.
+
+    A model may leave its mask out where a block is one token, since nothing it stored itself has to be hidden then;
+    or take no other block.
+    """
+    ways = [{}, {"shortest": 4}, {"one_by_one": True}]
+    if getattr(bucketed, "pads_source", False):
+        ways += [{"pads_source": False, **way} for way in ways]
+    return ways
+
+
+def _mismatch(model: torch.nn.Module, instead: dict[str, Any], trace: bool) -> str | None:
     try:
-        worst = _largest_difference(_twin(model), pads_source, _Traced() if trace else _Direct())
+        worst = _largest_difference(_twin(model), instead, _Traced() if trace else _Direct())
     except Exception as error:
         return f"the self check could not run ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
     difference, scale, where = worst
@@ -111,7 +126,7 @@ class _Traced:
 
 
 def _largest_difference(
-    twin: torch.nn.Module, pads_source: bool, graphs: _Direct | _Traced
+    twin: torch.nn.Module, instead: dict[str, Any], graphs: _Direct | _Traced
 ) -> tuple[float, float, str]:
     """(difference, largest logit, step) of the step that is furthest off."""
     config = NeuronConfig(
@@ -120,6 +135,8 @@ def _largest_difference(
         buckets=Buckets(batch=[4], sequence=[16], encoder_sequence=[24], cache=[48]),
     )
     bucketed = bucketed_generation(twin, config, Ledger(f"check of {type(twin).__name__}"), graphs)
+    for name, value in instead.items():
+        setattr(bucketed, name, value)
     takes_positions = f"{bucketed.prefix}position_ids" in inspect.signature(type(twin).forward).parameters
     total = sum(LENGTHS)
     generator = torch.Generator().manual_seed(0)
@@ -127,7 +144,7 @@ def _largest_difference(
     mask = torch.ones_like(ids)
     mask[1, :PADS] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    given = _encoded(bucketed, pads_source, generator) if bucketed.cross else {}
+    given = _encoded(bucketed, generator) if bucketed.cross else {}
     cache = BucketCache(bucketed, total)
     worst, start = (-1.0, 0.0, ""), 0
     for name, length in zip(("prefill", "block", "decode"), LENGTHS, strict=True):
@@ -148,17 +165,27 @@ def _largest_difference(
     return worst
 
 
+class MadeUpOutput(BaseModelOutput):
+    """An encoder's output of which only the hidden state is known: what else decoders look for is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 def _named(bucketed: BucketedGeneration, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{bucketed.prefix}{name}": tensor for name, tensor in inputs.items()}
 
 
-def _encoded(bucketed: EncoderDecoderGeneration, pads: bool, generator: torch.Generator) -> dict[str, Any]:
-    """What an encoder gives, made up: its own forward has a check of its own."""
-    size = bucketed.encoder.module.config.hidden_size
-    hidden = torch.randn(3, SOURCE, size, generator=generator)
-    bucketed.pads_source = pads
-    given = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
-    if pads:
-        given["attention_mask"] = torch.ones(3, SOURCE, dtype=torch.long)
-        given["attention_mask"][0, SOURCE // 2 :] = 0
-    return given
+@torch.no_grad()
+def _encoded(bucketed: EncoderDecoderGeneration, generator: torch.Generator) -> dict[str, Any]:
+    """What the encoder gives; made up where it takes no tokens: its own forward has a check of its own."""
+    encoder = bucketed.encoder.module
+    mask = torch.ones(3, SOURCE, dtype=torch.long)
+    if not bucketed.encoder.takes_tokens:
+        size = getattr(encoder, "config", bucketed.model.config).hidden_size
+        return {"encoder_outputs": MadeUpOutput(torch.randn(3, SOURCE, size, generator=generator))}
+    mask[0, SOURCE // 2 :] = 0
+    ids = torch.randint(5, 5 + SOURCE, mask.shape, generator=generator)
+    return {"encoder_outputs": encoder(input_ids=ids, attention_mask=mask, return_dict=True), "attention_mask": mask}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import ModelOutput
 
 from ..buckets.graphs import Graphs
 from ..buckets.module import BucketedModule
@@ -69,6 +70,7 @@ class EncoderDecoderGeneration(BucketedGeneration):
         output = arguments.pop("encoder_outputs", None)
         if output is None:
             raise NotBucketableError(f"a decoder step without encoder_outputs (it has {sorted(arguments)})")
+        self.encoder_output = type(output) if isinstance(output, ModelOutput) else BaseModelOutput
         hidden_BEH, mask = output[0], arguments.pop("attention_mask", None)
         for name in ("input_ids", "inputs_embeds", self.encoder.main_input):  # the encoder has read them
             arguments.pop(name, None)
@@ -79,8 +81,21 @@ class EncoderDecoderGeneration(BucketedGeneration):
             )
         rows = self.batches.fit(batch)
         if cache.source is None or not cache.source.serves(hidden_BEH, mask, rows):
-            cache.source = self._source(hidden_BEH, mask, rows)
+            source = self._source(hidden_BEH, mask, rows)
+            source.tensors |= self._further_outputs(output, rows, source.sizes["encoder_sequence"])
+            cache.source = source
         return cache.source.tensors, cache.source.sizes
+
+    def _further_outputs(self, output: Any, rows: int, size: int) -> dict[str, torch.Tensor]:
+        """What else an encoder gives its decoder for each position: a mask at its own resolution."""
+        if not isinstance(output, ModelOutput):
+            return {}
+        positions, device = output[0].shape[:2], self.model.device
+        return {
+            f"encoder_outputs.{name}": dense(pad_axis(pad_rows(on_host(value), rows), 1, size)).to(device)
+            for name, value in output.items()
+            if isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape == positions
+        }
 
     def _source(self, given_BEH: torch.Tensor, given_mask: torch.Tensor | None, rows: int) -> Source:
         hidden_BEH = pad_rows(on_host(given_BEH), rows)

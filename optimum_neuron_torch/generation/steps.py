@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
 from .layers.block import Block
 from .layers.kinds import LayerKind
@@ -27,7 +27,8 @@ class StepSpec:
     kinds of the cache's layers, of which the last `cross` are those of cross-attention. held: which of their tensors
     the store has; empty in a first step.
     inputs: names of the tensor arguments of the model's forward. constants: its other arguments.
-    takes_keep: whether the model selects positions itself (`logits_to_keep`).
+    takes_keep: whether the model selects positions itself (`logits_to_keep`). encoder_output: the class of the
+    encoder's output.
     """
 
     rows: int
@@ -38,6 +39,7 @@ class StepSpec:
     constants: tuple[tuple[str, Any], ...]
     takes_keep: bool
     cross: int = 0
+    encoder_output: type[ModelOutput] | None = None
 
 
 def step(
@@ -61,13 +63,20 @@ def step(
     if spec.takes_keep:
         arguments["logits_to_keep"] = keep_N
     if "encoder_outputs" in arguments:
-        arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=arguments["encoder_outputs"])
+        arguments["encoder_outputs"] = _encoder_output(spec, arguments)
     with PositionsFromTensors(slots_Q.shape[0]):
         output = type(model).forward(model, **arguments, cache=_cache(spec, layers), use_cache=True, return_dict=True)
     logits_BNV = output.logits if spec.takes_keep else output.logits.index_select(1, keep_N)
     if not spec.is_first:
         return [logits_BNV]
     return [logits_BNV, *(tensor for layer in layers for tensor in layer.tensors())]
+
+
+def _encoder_output(spec: StepSpec, arguments: dict[str, Any]) -> ModelOutput:
+    """The encoder's output; its tensors beside the hidden state are taken out of `arguments`."""
+    further = [name for name in arguments if name.startswith("encoder_outputs.")]
+    fields = {name.partition(".")[2]: arguments.pop(name) for name in further}
+    return spec.encoder_output(last_hidden_state=arguments["encoder_outputs"], **fields)
 
 
 def _cache(spec: StepSpec, layers: list[CacheLayerMixin]) -> Cache:
