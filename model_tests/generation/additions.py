@@ -21,6 +21,11 @@ QWEN4_EXP = {
     "layer_types": ["linear_attention", "indexed_attention"],
 }  # fmt: skip
 
+DOTS3_NOTE = {
+    **LATENT, "layer_types": ["sliding_attention", "indexed_attention"], "per_layer_config": None,
+    "qk_nope_head_dim": 4, "head_dim": 8,
+}  # fmt: skip
+
 ADDITIONS: dict[str, dict[str, Any]] = {
     "axk1": LATENT,
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
@@ -28,7 +33,7 @@ ADDITIONS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": COMPASS_ROPE, "full_attention": COMPASS_ROPE},
     },
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8}},
     "deepseek_v2": {**LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v3": LATENT,
     "dory": {
@@ -36,7 +41,8 @@ ADDITIONS: dict[str, dict[str, Any]] = {
         "n_recurrent_loops": 2, "layer_types": None,
     },
     "dia": {"delay_pattern": [0, 1, 2, 3]},
-    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "max_window_layers": 1, "layer_types": None},
+    "dots3_note": DOTS3_NOTE,
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "max_window_layers": 1, "layer_types": None},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"]},
@@ -49,8 +55,8 @@ ADDITIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "ministral": {"head_dim": 8},
     "moonshine_streaming": {"num_key_value_heads": 4},
-    "musicgen": {"decoder": {"num_codebooks": 1}, "num_codebooks": 1},
-    "musicgen_melody": {"decoder": {"num_codebooks": 1}, "num_codebooks": 1},
+    "musicgen": {"num_codebooks": 1},
+    "musicgen_melody": {"num_codebooks": 1},
     "nemo_speechlm": {"chunk_length": 64},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp": QWEN4_EXP,

@@ -52,6 +52,8 @@ def make(entry: ModelClass) -> nn.Module:
     """A tiny random model of the class. It generates as many tokens as it is asked for: none ends a text."""
     torch.manual_seed(0)
     config = tiny_config(entry.config_class, **ADDITIONS.get(entry.model_type, {}))
+    if entry.kind == "causal" and getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True  # else classes that are encoders as well see what comes later
     model = stirred(entry.model_class(config)).eval()
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         raise ValueError(f"{entry.class_name} is not small with the sizes that its configuration has names for")
@@ -59,7 +61,7 @@ def make(entry: ModelClass) -> nn.Module:
         return model
     generation = model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
-    if generation.decoder_start_token_id is None and model.config.is_encoder_decoder:
+    if generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = 1
     generation.forced_eos_token_id = generation.forced_bos_token_id = None
     return model

@@ -26,6 +26,7 @@ MOST_LAYERS = 4
 # The first pattern that is found in a setting's name gives the largest value it keeps.
 CAPS: list[tuple[str, int]] = [
     (r"feat_extract_layers|tokenizer_chunk_size", 1 << 20),
+    (r"conv_kernel_size|depthwise_kernel", 3),
     (r"vocab", VOCABULARY),
     (r"token_dropout|num_codebooks|num_channels|audio_channels|num_logits_to_keep|conv_kernel", 4),
     (r"max_\w*position|n_positions|max_(seq|source|target)|(model_max|context|seq)_length|^n_ctx$", POSITIONS),
@@ -138,7 +139,8 @@ def _capped(name: str, value: Any, config: PretrainedConfig) -> Any:
 
 
 def _heads(config: PretrainedConfig) -> int | None:
-    with contextlib.suppress(AttributeError):
+    # Some have none, and some refuse to say one for all layers.
+    with contextlib.suppress(Exception):
         return config.num_attention_heads
     return None
 
