@@ -42,7 +42,10 @@ ADDITIONS: dict[str, dict[str, Any]] = {
     },
     "dia": {"delay_pattern": [0, 1, 2, 3]},
     "dots3_note": DOTS3_NOTE,
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "max_window_layers": 1, "layer_types": None},
+    "dots1": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "max_window_layers": 1,
+        "layer_types": None,
+    },
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"]},

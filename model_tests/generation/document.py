@@ -25,8 +25,8 @@ from `generation.json` beside it, which the same command records. `ARGS="Llama M
 `ARGS=--missing` goes on with a run that was stopped.
 
 * **equal**: the same tokens, and the logits and scores of every step within 1e-5 of the largest magnitude of their
-  tensor (rounding may swap two tokens whose scores are nearer than that). A larger difference is listed with what rounding
-  alone does: no further from the result at float64 than 1.5 times plain float32. Every step ran in buckets.
+  tensor (rounding may swap two tokens whose scores are nearer than that). A larger difference is listed with what
+  rounding alone does: no further from the result at float64 than twice plain float32. Every step ran in buckets.
 * *stock*: the same, but a call left the buckets for Transformers' own path, at exact shapes, as the report said
   with the reason. Not counted as equal.
 * –: Transformers itself raises for this call on the CPU.
