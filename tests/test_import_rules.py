@@ -69,10 +69,12 @@ def upward_imports(file: SourceFile) -> list[int]:
 
 
 def private_imports(file: SourceFile) -> list[int]:
-    """Lines of the command line that import more of the plugin than its public names and runtime.py."""
+    """Lines of the command line that import more of the plugin than its public names, runtime.py and what stands
+    behind `check`.
+    """
     if file.room != "cli":
         return []
-    allowed = (f"{PACKAGE}.cli", f"{PACKAGE}.runtime")
+    allowed = (f"{PACKAGE}.cli", f"{PACKAGE}.runtime", f"{PACKAGE}.integrations.checking")
     return [
         found.line
         for found in file.imports()

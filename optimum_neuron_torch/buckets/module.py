@@ -133,7 +133,6 @@ class BucketedModule:
         first_input = next(itertools.islice(self.parameters, 1, None), None)  # behind `self`, whatever its name
         self.main_input = getattr(module, "main_input_name", first_input)
         model_config = getattr(module, "config", None)
-        self.pad_token = getattr(model_config, "pad_token_id", None) or 0
         limit = getattr(model_config, "max_position_embeddings", None)
         self.axis_sizes = {
             "batch": axis_sizes(config.buckets, "batch"),
@@ -210,6 +209,11 @@ class BucketedModule:
                 layout = self._layouts[key] = self._learn_structure(call)
         self.ledger.used("exact", shapes, 1, 1)
         return layout.rebuild(outputs)
+
+    @property
+    def pad_token(self) -> int:
+        """The model's pad token at present: users set it late."""
+        return getattr(getattr(self.module, "config", None), "pad_token_id", None) or 0
 
     @property
     def _home(self) -> torch.nn.Parameter:

@@ -19,7 +19,7 @@ def test_each_verb_has_help(run_cli, verb):
     assert verb.COMMAND.name in outcome.out
 
 
-@pytest.mark.parametrize("arguments", [["check", "model"], ["warmup", "model"], ["bench", "model"], ["kernels"]])
+@pytest.mark.parametrize("arguments", [["kernels"]])
 def test_verbs_to_come_say_so(run_cli, arguments):
     outcome = run_cli("neuron", *arguments)
     assert outcome.code == 2
