@@ -114,12 +114,16 @@ def _twin(model: torch.nn.Module) -> torch.nn.Module:
 class _Direct:
     """Takes the place of `Graphs`: runs every step as it is."""
 
+    changes = 0
+
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         return step(*args)
 
 
 class _Traced:
     """Takes the place of `Graphs`: traces every step as they do, and runs what was traced."""
+
+    changes = 0
 
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         return torch.compile(step, backend="eager", fullgraph=True, dynamic=False, isolate_recompiles=True)(*args)
