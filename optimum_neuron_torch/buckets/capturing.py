@@ -19,7 +19,7 @@ def captured_keys(modules: Iterable[torch.nn.Module]) -> tuple[frozenset[str], s
     keys: set[str] = set()
     for module in modules:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            key = _key_of(hook)
+            key = captured_key(hook)
             if key is None:
                 return frozenset(), f"a hook on its {type(module).__name__} would not see compiled calls"
             keys.add(key)
@@ -34,7 +34,8 @@ def is_recording(keys: frozenset[str]) -> bool:
     return recorded is not None and not keys.isdisjoint(recorded)
 
 
-def _key_of(hook: object) -> str | None:
+def captured_key(hook: object) -> str | None:
+    """What a hook of Transformers' records; None for any other hook."""
     if getattr(hook, "__module__", None) != _MODULE or not hasattr(sys.modules[_MODULE], "_active_collector"):
         return None
     key = inspect.getclosurevars(hook).nonlocals.get("key")

@@ -16,10 +16,21 @@ from typing import Any
 
 import torch
 
+from .capturing import captured_key
+
 
 _INTERNAL = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_is_hf_initialized"}
 # Attributes that no graph depends on: where a model came from, how tokens are chosen, what was warned about.
-_UNRELATED = frozenset({"generation_config", "name_or_path", "warnings_issued", "hf_device_map", "model_tags"})
+_UNRELATED = frozenset(
+    {
+        "generation_config",
+        "name_or_path",
+        "warnings_issued",
+        "hf_device_map",
+        "model_tags",
+        "_output_capturing_hooks_installed",
+    }
+)
 # Half of a transformer's attributes, and its forward reads none of them.
 _UNREAD = {torch.nn.Linear: frozenset({"in_features", "out_features", "training"})}
 _UNRELATED_OF_CONFIG = frozenset(
@@ -146,8 +157,10 @@ def _describe_module(root: torch.nn.Module) -> Iterator[Any]:
             first = None if tensor is None else seen.setdefault(id(tensor), f"{path}.{name}")
             yield name, first, None if tensor is None else _describe_tensor(tensor)
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            # Those that Transformers leaves on a model record what a call asks for, which is in the key of its graph.
+            hooks = [hook for hook in hooks.values() if captured_key(hook) is None]
             if hooks:
-                yield "hooks", describe(list(hooks.values()))
+                yield "hooks", describe(hooks)
 
 
 def _describe_tensor(tensor: torch.Tensor) -> list[Any]:

@@ -26,6 +26,7 @@ from ..report import Ledger
 from .cache import BucketCache
 from .layers.crossing import CacheCrossing
 from .layers.kinds import LayerKind, UnknownLayerError, layer_kinds
+from .outputs import FIELDS, Cut, fields_of, join_parts, windows_of
 from .steps import StepSpec, gather_rows, grow_store, step
 
 
@@ -60,14 +61,16 @@ class StepInputs:
     """The host tensors of one call, padded, and what is needed to cut the result.
 
     tensors: arguments of the model's forward, by name. positions: slots (Q,), offset (0-d), keep (N,).
+    outputs: fields of the model's output that were asked for beside the logits.
     """
 
-    batch: int
+    cut: Cut
     kept: int
     positions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     tensors: dict[str, torch.Tensor]
     constants: tuple[tuple[str, Any], ...]
     bucket: dict[str, int]
+    outputs: tuple[str, ...]
 
 
 class BucketedGeneration:
@@ -95,6 +98,7 @@ class BucketedGeneration:
         self.batches = axis_sizes(config.buckets, "batch")
         self.prompts = axis_sizes(config.buckets, "sequence", limit)
         self.caches = axis_sizes(config.buckets, "cache", limit)
+        self.windows = windows_of(text_config, self.layers)
         self.takes_keep = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self.is_recurrent = any(kind.is_recurrent for kind in self.layers)
         self.has_rows = any(kind.has_rows for kind in self.layers)
@@ -165,22 +169,26 @@ class BucketedGeneration:
             self.takes_keep,
             self.cross,
             self.encoder_output,
+            inputs.outputs,
         )
         tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
         length = arguments[f"{self.prefix}input_ids"].shape[1]
         function = self.first if is_first else "decode" if length == 1 else "block"
         with borrowed(self.shell, self.model) as shell:
             output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *cache.tensors)
+        logits, further, made = output[0], output[1 : 1 + len(inputs.outputs)], output[1 + len(inputs.outputs) :]
         if is_first:
-            cache.state = output[1:]
-        self.ledger.used(
-            function, inputs.bucket, inputs.batch * length, inputs.bucket["batch"] * inputs.bucket["block"]
-        )
-        cache.length, cache.rows_in_batch = cache.length + length, inputs.batch
-        return self._output(output[0].to("cpu")[: inputs.batch, : inputs.kept], cache, arguments)
+            cache.state = made
+        batch = inputs.cut.batch
+        self.ledger.used(function, inputs.bucket, batch * length, inputs.bucket["batch"] * inputs.bucket["block"])
+        cache.length, cache.rows_in_batch = cache.length + length, batch
+        fields = {name: inputs.cut.apply(name, tensors) for name, tensors in zip(inputs.outputs, further, strict=True)}
+        return self._output(logits.to("cpu")[:batch, : inputs.kept], cache, arguments, fields)
 
-    def _output(self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any]) -> ModelOutput:
-        return CausalLMOutputWithPast(logits=logits, cache=cache)
+    def _output(
+        self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any], further: dict[str, Any]
+    ) -> ModelOutput:
+        return CausalLMOutputWithPast(logits=logits, cache=cache, **further)
 
     def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
         return self.graphs.call(function, tuple(bucket.items()), compiled, *args)
@@ -201,16 +209,21 @@ class BucketedGeneration:
         kept, mask = arguments.get("logits_to_keep", 0), arguments.get(f"{self.prefix}attention_mask")
         per_token = [f"{self.prefix}{name}" for name in ("input_ids", *PER_TOKEN)]
         per_token = [name for name in per_token if arguments.get(name) is not None]
-        past, logits, start = cache.length, [], 0
+        past, outputs, start = cache.length, [], 0
         for length in lengths:
             end = start + length
             part = arguments | {name: arguments[name][:, start:end] for name in per_token}
             if mask is not None:
                 part[f"{self.prefix}attention_mask"] = mask[:, : past + end]
-            logits.append(self._run(cache, {**part, "logits_to_keep": 0}).logits)
+            outputs.append(self._run(cache, {**part, "logits_to_keep": 0}))
             start = end
         positions = on_host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
-        return self._output(torch.cat(logits, 1)[:, positions], cache, arguments)
+        fields = [
+            field for field in fields_of(_asked(arguments), self.prefix, bool(self.cross)) if field in outputs[0]
+        ]
+        further = {field: join_parts(field, [output[field] for output in outputs]) for field in fields}
+        logits = torch.cat([output.logits for output in outputs], 1)
+        return self._output(logits[:, positions], cache, arguments, further)
 
     # ---- padding ----------------------------------------------------------------------------------------------------
 
@@ -228,6 +241,7 @@ class BucketedGeneration:
         kept = arguments.pop("logits_to_keep", 0)
         batch, length = ids_BQ.shape
         further, sizes = self._further_inputs(cache, arguments, batch)
+        outputs = fields_of(_asked(arguments), self.prefix, bool(self.cross))
         constants = self._constants(arguments)
         past, is_first = cache.length, cache.state is None
         self.make_room(cache, past + length)
@@ -245,7 +259,8 @@ class BucketedGeneration:
             tensors[name] = _placed(pad_rows(tensor.expand(batch, length), rows), lead, block, fill="repeat")
         bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0], **sizes}
         positions = (slots_Q, torch.tensor(past), keep_N + lead)
-        return StepInputs(batch, min(kept, length), positions, tensors | further, constants, bucket)
+        cut = Cut(batch, lead, length, past, is_first, self.windows, self._source_length(cache))
+        return StepInputs(cut, min(kept, length), positions, tensors | further, constants, bucket, outputs)
 
     def _further_inputs(
         self, cache: BucketCache, arguments: dict[str, Any], batch: int
@@ -254,6 +269,10 @@ class BucketedGeneration:
         their axes.
         """
         return {}, {}
+
+    def _source_length(self, cache: BucketCache) -> int:
+        """How many encoder positions there are."""
+        return 0
 
     def _pad_mask(
         self, cache: BucketCache, mask_BM: torch.Tensor | None, length: int, rows: int, block: int, lead: int
@@ -287,9 +306,8 @@ class BucketedGeneration:
         return repeat_last(positions, 0, self.kept_bucket(positions.shape[0], block))
 
     def _constants(self, arguments: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-        for name in ("output_attentions", "output_hidden_states", "labels"):
-            if arguments.get(name) is not None and arguments[name] is not False:
-                raise NotBucketableError(f"{name} has no bucket rule in generation yet")
+        if "labels" in arguments:
+            raise NotBucketableError("labels have no bucket rule in generation")
         arguments = {name: value for name, value in arguments.items() if value is not False}
         rest = [name for name, value in arguments.items() if not isinstance(value, (bool, int, float, str))]
         if rest:
@@ -298,6 +316,11 @@ class BucketedGeneration:
 
     def axes(self) -> dict[str, AxisSizes]:
         return {"batch": self.batches, "sequence": self.prompts, "cache": self.caches}
+
+
+def _asked(arguments: dict[str, Any]) -> list[str]:
+    """The further outputs that were asked for."""
+    return [name for name in FIELDS if arguments.get(name)]
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

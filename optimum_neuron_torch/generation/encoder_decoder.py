@@ -120,9 +120,18 @@ class EncoderDecoderGeneration(BucketedGeneration):
         tensors = {name: dense(tensor).to(device) for name, tensor in tensors.items()}
         return Source(given_BEH, given_mask, rows, tensors, {"encoder_sequence": size})
 
-    def _output(self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any]) -> Seq2SeqLMOutput:
+    def _source_length(self, cache: BucketCache) -> int:
+        return cache.source.hidden_BEH.shape[1]
+
+    def _output(
+        self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any], further: dict[str, Any]
+    ) -> Seq2SeqLMOutput:
         encoded = arguments["encoder_outputs"]
-        return Seq2SeqLMOutput(logits=logits, cache=cache, encoder_last_hidden_state=encoded[0])
+        for name in ("hidden_states", "attentions"):
+            value = encoded.get(name) if isinstance(encoded, ModelOutput) else None
+            if value is not None:
+                further[f"encoder_{name}"] = value
+        return Seq2SeqLMOutput(logits=logits, cache=cache, encoder_last_hidden_state=encoded[0], **further)
 
 
 def bucketed_generation(

@@ -28,7 +28,7 @@ class StepSpec:
     the store has; empty in a first step.
     inputs: names of the tensor arguments of the model's forward. constants: its other arguments.
     takes_keep: whether the model selects positions itself (`logits_to_keep`). encoder_output: the class of the
-    encoder's output.
+    encoder's output. outputs: fields of the model's output that are returned beside the logits.
     """
 
     rows: int
@@ -40,6 +40,7 @@ class StepSpec:
     takes_keep: bool
     cross: int = 0
     encoder_output: type[ModelOutput] | None = None
+    outputs: tuple[str, ...] = ()
 
 
 def step(
@@ -49,13 +50,13 @@ def step(
     offset: torch.Tensor,
     keep_N: torch.Tensor,
     *tensors: torch.Tensor,
-) -> list[torch.Tensor | None]:
+) -> list[Any]:
     """Run a block of tokens.
 
     `tensors`: one per `spec.inputs` (ids (B, Q), a 2-D mask (B, M), the encoder's last hidden state under the name
-    `encoder_outputs`, ...), then the tensors of the store. Returns
-    [logits_BNV] and, where it makes the store, what the store holds: a tensor or None for each that `spec.layers` may
-    have.
+    `encoder_outputs`, ...), then the tensors of the store. Returns [logits_BNV], a list of tensors for each of
+    `spec.outputs` and, where it makes the store, what the store holds: a tensor or None for each that `spec.layers`
+    may have.
     """
     inputs = dict(zip(spec.inputs, tensors[: len(spec.inputs)], strict=True))
     layers = _layers(spec, Block(slots_Q, offset, spec.rows, spec.is_first), tensors[len(spec.inputs) :])
@@ -67,9 +68,10 @@ def step(
     with PositionsFromTensors(slots_Q.shape[0]):
         output = type(model).forward(model, **arguments, cache=_cache(spec, layers), use_cache=True, return_dict=True)
     logits_BNV = output.logits if spec.takes_keep else output.logits.index_select(1, keep_N)
+    further = [list(getattr(output, name, None) or ()) for name in spec.outputs]
     if not spec.is_first:
-        return [logits_BNV]
-    return [logits_BNV, *(tensor for layer in layers for tensor in layer.tensors())]
+        return [logits_BNV, *further]
+    return [logits_BNV, *further, *(tensor for layer in layers for tensor in layer.tensors())]
 
 
 def _encoder_output(spec: StepSpec, arguments: dict[str, Any]) -> ModelOutput:

@@ -161,9 +161,6 @@ def _reason_for_stock_cache(
         return "use_cache=False was asked for"
     if generation_config.compile_config is not None:
         return "a compile_config was given"
-    for name in ("output_attentions", "output_hidden_states"):
-        if getattr(generation_config, name, False):
-            return f"{name} is not available in buckets yet"
     if model_kwargs.get("inputs_embeds") is not None:
         return "prompts of inputs_embeds have no buckets yet"
     return None
