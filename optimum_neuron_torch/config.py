@@ -60,9 +60,12 @@ class Buckets:
             floor to the model's limit; batch has none).
         overflow: what an input above the largest size gets: "error", "grow" (a new bucket by doubling) or "split"
             (batch only). None means "error" for lists and "grow" for growth rules and "auto".
-        other_axes: sizes of further axes of the model's inputs, by name.
+        dims: which dimensions of which inputs are which axes, as {"pixel_values": {0: "batch", 1: "patches"}}, where
+            that cannot be found. An input inside a container is named by its key, or by its path ("images.0").
+        other_axes: sizes of further axes of the model's inputs, by name. A single one that `dims` does not place is
+            the dimension that the model leaves free; "auto" has no limit.
 
-    Raises ValueError for sizes that are no ascending positive integers or an unknown policy.
+    Raises ValueError for sizes that are no positive integers, an unknown policy, or `dims` that name no axis of these.
     """
 
     AXES = ("batch", "sequence", "encoder_sequence", "cache")
@@ -75,6 +78,7 @@ class Buckets:
         encoder_sequence: AxisSizes = "auto",
         cache: AxisSizes = "auto",
         overflow: Literal["error", "grow", "split"] | None = None,
+        dims: dict[str, dict[int, str]] | None = None,
         **other_axes: AxisSizes,
     ) -> None:
         if overflow is not None and overflow not in OVERFLOWS:
@@ -90,15 +94,21 @@ class Buckets:
         self.axes: dict[str, tuple[int, ...] | Growth | Literal["auto"]] = {
             name: _checked_sizes(name, sizes) for name, sizes in given.items()
         }
+        self.dims = _checked_dims(dims, self.axes)
 
     def __repr__(self) -> str:
         set_axes = {name: sizes for name, sizes in self.axes.items() if sizes != "auto"}
         body = ", ".join(f"{name}={list(s) if isinstance(s, tuple) else s!r}" for name, s in set_axes.items())
         overflow = f"overflow={self.overflow!r}" if self.overflow else ""
-        return f"Buckets({', '.join(part for part in (body, overflow) if part)})"
+        dims = f"dims={self.dims!r}" if self.dims else ""
+        return f"Buckets({', '.join(part for part in (body, overflow, dims) if part)})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Buckets) and (self.axes, self.overflow) == (other.axes, other.overflow)
+        return isinstance(other, Buckets) and (self.axes, self.overflow, self.dims) == (
+            other.axes,
+            other.overflow,
+            other.dims,
+        )
 
     __hash__ = None
 
@@ -112,11 +122,18 @@ class Buckets:
                 return {"low": sizes.low, "high": sizes.high, "factor": sizes.factor}
             return list(sizes) if isinstance(sizes, tuple) else sizes
 
-        return {**{name: plain(sizes) for name, sizes in self.axes.items()}, "overflow": self.overflow}
+        sizes = {name: plain(sizes) for name, sizes in self.axes.items()}
+        return {**sizes, "overflow": self.overflow, **({"dims": self.dims} if self.dims else {})}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Buckets":
-        return cls(**{name: Growth(**value) if isinstance(value, dict) else value for name, value in data.items()})
+        dims = data.get("dims")
+        if isinstance(dims, dict):  # JSON has only strings as keys
+            dims = {name: {int(dim): axis for dim, axis in placed.items()} for name, placed in dims.items()}
+        sizes = {name: value for name, value in data.items() if name != "dims"}
+        return cls(
+            dims=dims, **{name: Growth(**value) if isinstance(value, dict) else value for name, value in sizes.items()}
+        )
 
 
 def _checked_sizes(name: str, sizes: Any) -> Any:
@@ -130,6 +147,23 @@ def _checked_sizes(name: str, sizes: Any) -> Any:
             f"Example: Buckets({name}=[32, 64, 128])"
         )
     return tuple(sorted(set(sizes)))
+
+
+def _checked_dims(dims: Any, axes: dict[str, Any]) -> dict[str, dict[int, str]]:
+    example = 'Example: Buckets(patches=[64, 256], dims={"pixel_values": {0: "batch", 1: "patches"}})'
+    if dims is None:
+        return {}
+    if not isinstance(dims, dict) or not all(
+        isinstance(name, str)
+        and isinstance(placed, dict)
+        and all(type(dim) is int and dim >= 0 and isinstance(axis, str) for dim, axis in placed.items())
+        for name, placed in dims.items()
+    ):
+        raise ValueError(f"dims={dims!r}: expected a dict of inputs, each a dict from dimension to axis. {example}")
+    unknown = sorted({axis for placed in dims.values() for axis in placed.values()} - axes.keys())
+    if unknown:
+        raise ValueError(f"dims name the axes {unknown}, which have no sizes here (axes: {sorted(axes)}). {example}")
+    return {name: dict(placed) for name, placed in dims.items()}
 
 
 @dataclass

@@ -21,7 +21,7 @@ SIGNATURES = {
     "wire": "()",
     "unwire": "()",
     "Buckets": "(*, batch='auto', sequence='auto', encoder_sequence='auto', cache='auto', overflow=None, "
-    "**other_axes)",
+    "dims=None, **other_axes)",
     "NeuronConfig": "(*, buckets=None, attn_implementation='nki', nki='torch', compile='model', verify='warn', "
     "outputs='exact', strict=(), options=None)",
 }

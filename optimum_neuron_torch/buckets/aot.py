@@ -8,6 +8,7 @@ alone.
 import contextlib
 import functools
 import io
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,9 +52,15 @@ def is_available() -> bool:
 def compile_ahead(step: Callable, args: Sequence[Any], options: dict[str, Any]) -> Any:
     """Compile `step`, which must be importable, for arguments like `args`. It is not run."""
     settings = {**options, "guard_filter_fn": _storable}
-    with torch._dynamo.config.patch(enable_aot_compile=True):
+    with torch._dynamo.config.patch(enable_aot_compile=True, ignore_logging_functions=_log_methods()):
         compiled = torch.compile(step, backend="neuron", fullgraph=True, dynamic=False, options=settings)
         return compiled.aot_compile((tuple(args), {}))
+
+
+def _log_methods() -> set[Callable]:
+    """Log calls, which have no place in a graph: what a model warns of was said when its call was probed."""
+    names = ("debug", "info", "warning", "warning_once", "info_once", "warning_advice")
+    return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
 
 
 def dump(compiled: Any) -> bytes:

@@ -1,7 +1,8 @@
 """Structured arguments as flat tensors and a hashable form: how they enter a compiled function."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Container:
-    """A container of forms: a dict (with keys), list or tuple."""
+    """A container of forms: a dict or model output (with keys), list, tuple or named tuple."""
 
     kind: type
     keys: tuple[str, ...]
@@ -39,13 +40,14 @@ def flatten(value: Any, tensors: list[torch.Tensor]) -> Form:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return Slot(len(tensors) - 1)
-    if type(value) is dict:
-        return Container(dict, tuple(value), tuple(flatten(part, tensors) for part in value.values()))
-    if type(value) in (list, tuple):
-        return Container(type(value), (), tuple(flatten(part, tensors) for part in value))
     if isinstance(value, CONSTANTS):
         return value
-    raise NotFlatError(f"a {type(value).__name__} is neither a tensor nor a constant of a graph")
+    kind = type(value)
+    if kind in (dict, OrderedDict) or isinstance(value, UserDict) or _is_model_output(value):
+        return Container(kind, tuple(value), tuple(flatten(part, tensors) for part in value.values()))
+    if kind in (list, tuple) or _is_named_tuple(kind):
+        return Container(kind, (), tuple(flatten(part, tensors) for part in value))
+    raise NotFlatError(f"a {kind.__name__} is neither a tensor nor a constant of a graph")
 
 
 def rebuild(form: Form, tensors: Sequence[torch.Tensor]) -> Any:
@@ -55,4 +57,28 @@ def rebuild(form: Form, tensors: Sequence[torch.Tensor]) -> Any:
     if not isinstance(form, Container):
         return form
     parts = [rebuild(part, tensors) for part in form.forms]
-    return dict(zip(form.keys, parts, strict=True)) if form.kind is dict else form.kind(parts)
+    if form.kind in (list, tuple):
+        return form.kind(parts)
+    if issubclass(form.kind, tuple):
+        return form.kind(*parts)
+    named = dict(zip(form.keys, parts, strict=True))
+    return form.kind(**named) if is_dataclass(form.kind) else named if form.kind is dict else form.kind(named)
+
+
+def paths(form: Form, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where the tensors are, in their order: keys and positions, outermost first."""
+    if isinstance(form, Slot):
+        yield path
+    elif isinstance(form, Container):
+        keys = form.keys or map(str, range(len(form.forms)))
+        for key, part in zip(keys, form.forms, strict=True):
+            yield from paths(part, (*path, str(key)))
+
+
+def _is_model_output(value: Any) -> bool:
+    """Whether `value` is an output of Transformers or Diffusers: an ordered dict that is a dataclass."""
+    return isinstance(value, OrderedDict) and is_dataclass(value)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")

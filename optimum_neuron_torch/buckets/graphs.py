@@ -69,6 +69,11 @@ class Graphs:
         """Whether this process has the compiled function of a bucket, under these circumstances (see keys.py)."""
         return (function, frozenset(bucket.items()), circumstances) in self._made
 
+    def state_of(self, module: torch.nn.Module) -> str:
+        """What graphs of `module` depend on, as a digest; cheap while nothing changed."""
+        with self._lock:
+            return self._state(module)
+
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         """Run `step(*args)` compiled for (function, key), the state of the modules among `args`, and the process's.
 

@@ -6,113 +6,84 @@ Shape legend: B batch, S sequence.
 
 import inspect
 import itertools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import threading
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .. import runtime
 from ..config import NeuronConfig
 from ..report import Ledger
-from .axes import PROBES, DimRule, OutputRules, UnknownAxesError, find_rules
+from .axes import DimRule
+from .finder import Finder
+from .flat import Form, NotFlatError
 from .graphs import Graphs
+from .inputs import InputAxes, Pads, Placed
+from .layouts import Layout, LayoutStore, Structure
 from .modes import outside_inference_mode
-from .pad import dense, pad_axis, pad_rows, repeat_last
+from .pad import dense
+from .probing import (
+    MASK,
+    Call,
+    FakeModule,
+    as_float32,
+    call_forward,
+    first_line,
+    small_host_module,
+    tensors_in,
+    text_config,
+)
+from .selfcheck import narrow
 from .shell import borrowed, shell_of
-from .sizes import axis_sizes
-from .twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
+from .sizes import AxisSizes, axis_sizes
 
 
-# Inputs with one entry per token, and what a pad is there. None: the model's pad token; "repeat": the last real entry.
-PER_TOKEN_PADS: dict[str, int | str | None] = {
-    "input_ids": None,
-    "attention_mask": 0,
-    "token_type_ids": 0,
-    "position_ids": "repeat",
-    "inputs_embeds": 0,
+MOST_PLANS = 4096
+# Where a configuration says how long an input may be, by axis.
+_LIMITS = {
+    "sequence": ("max_target_positions", "max_position_embeddings"),
+    "encoder_sequence": ("max_source_positions", "max_position_embeddings"),
 }
-TOLERANCE = 1e-5
 
 
 class ExactShapesError(NotImplementedError):
     """A call that cannot be padded without changing its result; the message says why."""
 
 
+class NoGraphError(NotImplementedError):
+    """A call that does not compile as one graph; the message says why."""
+
+
 @dataclass(frozen=True)
 class ForwardSpec:
-    """What is static about a call: the names of the tensor arguments in order, and all other arguments."""
+    """What is static about a call: how the arguments are made from the tensors, constants included."""
 
-    names: tuple[str, ...]
-    constants: tuple[tuple[str, Any], ...]
+    form: Form
 
 
 def run_forward(model: torch.nn.Module, spec: ForwardSpec, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The compiled function: `tensors` are the arguments `spec.names`; returns the tensors among the outputs, in
-    order.
-    """
-    output = type(model).forward(model, **dict(zip(spec.names, tensors, strict=True)), **dict(spec.constants))
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    """The compiled function: returns the tensors among the outputs, in order."""
+    return tensors_in(call_forward(model, spec.form, list(tensors)))
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What is known of calls of one form: rules for the output tensors, and the structure they are put back into."""
+class Plan:
+    """How calls of one form and these sizes run: `state` is that of the module it holds for."""
 
-    rules: OutputRules
-    structure: pytree.TreeSpec
-    leaves: tuple[Any, ...]  # None where a tensor goes
-
-    def rebuild(self, tensors: list[torch.Tensor]) -> Any:
-        tensors = iter(tensors)
-        return pytree.tree_unflatten(
-            [next(tensors) if leaf is _TENSOR else leaf for leaf in self.leaves], self.structure
-        )
-
-
-class _Tensor:
-    def __repr__(self) -> str:
-        return "<tensor>"
-
-
-_TENSOR = _Tensor()
-
-
-@dataclass
-class Call:
-    """One call taken apart: host tensors by argument name, the axes of their dimensions, true sizes and the other
-    arguments.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    dims: dict[str, tuple[str | None, ...]]
+    layout: Layout
     sizes: dict[str, int]
-    constants: tuple[tuple[str, Any], ...]
-
-    @property
-    def spec(self) -> ForwardSpec:
-        return ForwardSpec(tuple(self.tensors), self.constants)
-
-    @property
-    def form(self) -> tuple:
-        """What the layout of the outputs depends on, beside the sizes of the axes."""
-        shapes = tuple(
-            (name, tensor.dtype, tuple(axis or size for axis, size in zip(self.dims[name], tensor.shape, strict=True)))
-            for name, tensor in self.tensors.items()
-        )
-        return shapes, self.constants
+    bucket: dict[str, int]
+    state: str
 
 
 class BucketedModule:
     """Bucketed calls of one module's forward, in eval mode.
 
     `forward(arguments)` serves what has a bucket rule and raises ExactShapesError, with the reason, for what has none;
-    `exact(arguments)` runs a call at its own shapes, compiled. `sequence_axis` is the bucket axis of its tokens;
-    `home` the device its outputs go to, the module's own by default.
+    `exact(arguments)` runs a call at its own shapes, compiled. Both raise NoGraphError for what does not compile.
+    `sequence_axis` is the bucket axis of its tokens, `function` the name of its graphs, `home` the device its outputs
+    go to (None: the module's own).
     """
 
     def __init__(
@@ -122,7 +93,7 @@ class BucketedModule:
         ledger: Ledger,
         graphs: Graphs | None = None,
         *,
-        sequence_axis: str = "sequence",
+        sequence_axis: str | None = None,
         function: str | None = None,
         home: str | None = None,
     ) -> None:
@@ -132,17 +103,30 @@ class BucketedModule:
         self.parameters = inspect.signature(type(module).forward).parameters
         first_input = next(itertools.islice(self.parameters, 1, None), None)  # behind `self`, whatever its name
         self.main_input = getattr(module, "main_input_name", first_input)
-        model_config = getattr(module, "config", None)
-        limit = getattr(model_config, "max_position_embeddings", None)
-        self.axis_sizes = {
-            "batch": axis_sizes(config.buckets, "batch"),
-            sequence_axis: axis_sizes(config.buckets, sequence_axis, limit),
-        }
-        self.sequence_axis, self.home = sequence_axis, home
-        self.takes_tokens = self.main_input in PER_TOKEN_PADS
-        self.function = function or ("encode" if "attention_mask" in self.parameters else "forward")
-        self._layouts: dict[tuple, Layout | str] = {}
-        self._changes_seen = self.graphs.changes
+        self.model_config = _config_of(module)
+        has_decoder = "decoder_input_ids" in self.parameters
+        self.sequence_axis = sequence_axis or ("encoder_sequence" if has_decoder else "sequence")
+        self.home = home
+        self.pads = Pads(getattr(text_config(self.model_config), "pad_token_id", None) or 0)
+        self.inputs = InputAxes(
+            config.buckets, main_input=self.main_input, tokens_axis=self.sequence_axis, has_decoder=has_decoder
+        )
+        self.limits = {axis: _limit(self.model_config, axis) for axis in config.buckets.axes}
+        named = ["batch", self.sequence_axis, *(["sequence"] if has_decoder else [])]
+        self.axis_sizes = {axis: self._axis_sizes(axis) for axis in [*named, *config.buckets.other_axes]}
+        self.takes_tokens = self.main_input in ("input_ids", "inputs_embeds")
+        self.function = function or ("encode" if MASK in self.parameters else "forward")
+        self._layouts = LayoutStore()
+        self._plans: dict[tuple, Plan] = {}
+        self._uncompilable: dict[tuple, str] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def pad_token(self) -> int:
+        return self.pads.pad_token
+
+    def _axis_sizes(self, axis: str) -> AxisSizes:
+        return axis_sizes(self.config.buckets, axis, self.limits.get(axis))
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -151,352 +135,270 @@ class BucketedModule:
         largest bucket.
         """
         call = self._take_apart(arguments)
-        largest = self.axis_sizes["batch"].largest
-        if self.axis_sizes["batch"].overflow == "split" and largest is not None and call.sizes["batch"] > largest:
-            return self._split(call, largest)
-        return self._run(call)
+        plan = self._plan(call)
+        if plan.sizes.get("batch", 0) > plan.bucket.get("batch", 0):
+            return self._split(call, plan, plan.bucket["batch"])
+        return self._run(call, plan)
 
-    def _run(self, call: Call) -> Any:
-        layout = self._layout(call)
-        bucket = {axis: self.axis_sizes[axis].fit(size) for axis, size in call.sizes.items()}
+    def _run(self, call: Call, plan: Plan) -> Any:
+        for axis, reason in plan.layout.unpadded.items():
+            self.ledger.depart("exact_shapes", "forward()", f"{axis} is not padded: {reason}")
         with outside_inference_mode():
-            padded = {name: self._pad(name, tensor, call.dims[name], bucket) for name, tensor in call.tensors.items()}
-            outputs = self._compiled(self.function, bucket, call, padded)
-            if self._forget_layouts():
-                layout = self._layout(call)
+            padded = [self.pads.pad(leaf, plan.layout.dims[leaf.path], plan.bucket) for leaf in call.leaves]
+            outputs = self._compiled_padded(call, plan, padded)
+            if self._state() != plan.state:  # something was set on the module since: what was known of it may be wrong
+                self._plans.clear()
+                return self._run(call, self._plan(call))
             outputs = [
-                self._cut(output, rules, bucket, call.sizes)
-                for output, rules in zip(outputs, layout.rules, strict=True)
+                self._cut(output, rules, plan) for output, rules in zip(outputs, plan.layout.rules, strict=True)
             ]
-        self.ledger.used(self.function, bucket, _positions(call.sizes), _positions(bucket))
-        return layout.rebuild(outputs)
+        self.ledger.used(self.function, plan.bucket, _positions(plan.sizes), _positions(plan.bucket))
+        return plan.layout.structure.rebuild(outputs)
 
-    def _split(self, call: Call, largest: int) -> Any:
+    def _compiled_padded(self, call: Call, plan: Plan, padded: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Raises ExactShapesError where an automatic bucket goes beyond what the model can take."""
+        try:
+            outputs = self._compiled(self.function, plan.bucket, call.form, padded)
+        except (IndexError, RuntimeError) as error:
+            open_axes = [
+                axis
+                for axis, size in plan.sizes.items()
+                if size != plan.bucket[axis] and self._sizes_of(axis).is_automatic and self.limits.get(axis) is None
+            ]
+            if not open_axes or not _is_index_error(error):
+                raise
+            message = f"it does not run with {open_axes[0]} {plan.bucket[open_axes[0]]}: {first_line(error)}"
+            raise ExactShapesError(message) from error
+        for output, rules in zip(outputs, plan.layout.rules, strict=False):
+            if tuple(rule.size(plan.bucket) for rule in rules) != tuple(output.shape):
+                raise ExactShapesError(
+                    f"an output of shape {tuple(output.shape)} does not follow the rule seen before"
+                )
+        return outputs
+
+    def _split(self, call: Call, plan: Plan, largest: int) -> Any:
         """Batches above the largest bucket run in parts; outputs whose first dimension is not the batch cannot be put
         together.
         """
-        layout = self._layout(call)
-        if any(rules[:1] != (DimRule(("batch",)),) for rules in layout.rules):
+        if any(rules[:1] != (DimRule(("batch",)),) for rules in plan.layout.rules):
             raise ExactShapesError("overflow='split' needs outputs whose first dimension is the batch")
-        parts = []
-        for start in range(0, call.sizes["batch"], largest):
-            rows = min(largest, call.sizes["batch"] - start)
-            tensors = {
-                n: t.narrow(0, start, rows) if call.dims[n][0] == "batch" else t for n, t in call.tensors.items()
-            }
-            parts.append(self._run(Call(tensors, call.dims, {**call.sizes, "batch": rows}, call.constants)))
-        leaves = [[leaf for leaf in pytree.tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in parts]
+        parts, dims, batch = [], plan.layout.dims, plan.sizes["batch"]
+        for start in range(0, batch, largest):
+            rows = min(largest, batch - start)
+            tensors = [
+                leaf.tensor.narrow(dims[leaf.path].index("batch"), start, rows)
+                if "batch" in dims[leaf.path]
+                else leaf.tensor
+                for leaf in call.leaves
+            ]
+            part = call.with_tensors(tensors)
+            parts.append(tensors_in(self._run(part, self._placed(part, plan, {**plan.sizes, "batch": rows}))))
         joined = [
-            torch.cat([part.to("cpu") for part in column]).to(self._home.device)
-            for column in zip(*leaves, strict=True)
+            torch.cat([part.to("cpu") for part in column]).to(self._home.device) for column in zip(*parts, strict=True)
         ]
-        return self._layout(call).rebuild(joined)  # as the parts found it
+        return plan.layout.structure.rebuild(joined)
 
     def exact(self, arguments: dict[str, Any]) -> Any:
         """Run a call at its own shapes, one graph per shape."""
-        tensors, constants = _split_arguments(arguments)
-        shapes = {name: "x".join(map(str, tensor.shape)) or "scalar" for name, tensor in tensors.items()}
+        try:
+            call = Call.of({name: value for name, value in arguments.items() if value is not None})
+        except NotFlatError as error:
+            raise ExactShapesError(str(error)) from error
+        shapes = {leaf.path: "x".join(map(str, leaf.shape)) or "scalar" for leaf in call.leaves}
         with outside_inference_mode():
-            call = Call({name: _on_host(tensor) for name, tensor in tensors.items()}, {}, {}, constants)
-            layout = self._layouts.get(key := ("exact", tuple(shapes.items()), constants))
-            if layout is None:
-                try:
-                    layout = self._layouts[key] = self._learn_structure(call)
-                except Exception as error:  # the stock path says what is wrong with the call
-                    raise ExactShapesError(f"it does not run at these shapes: {_first_line(error)}") from error
-            outputs = self._compiled("exact", shapes, call, call.tensors)
-            if self._forget_layouts():
-                layout = self._layouts[key] = self._learn_structure(call)
+            tensors = [_on_host(leaf.tensor) for leaf in call.leaves]
+            structure = self._structure(call.form, tensors)
+            outputs = self._compiled("exact", shapes, call.form, tensors)
         self.ledger.used("exact", shapes, 1, 1)
-        return layout.rebuild(outputs)
+        return structure.rebuild(outputs)
+
+    def _structure(self, form: Form, tensors: list[torch.Tensor]) -> Structure:
+        """How the outputs of a call at exact shapes are nested. Raises ExactShapesError where that is not known."""
+        key = ("exact", self._state(), form, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
+        with self._lock:
+            found = self._layouts.get(key, self.module)
+            if found is None:
+                try:
+                    found = Layout({}, (), Structure.of(self._run_anywhere(form, tensors)))
+                except Exception as error:  # the stock path says what is wrong with the call
+                    raise ExactShapesError(f"it does not run at these shapes: {first_line(error)}") from error
+                if (foreign := found.structure.foreign()) is not None:
+                    found = f"it returns a {foreign}"
+                self._layouts.put(key, self.module, found)
+        if isinstance(found, str):
+            raise ExactShapesError(found)
+        return found.structure
+
+    def _run_anywhere(self, form: Form, tensors: list[torch.Tensor]) -> Any:
+        try:
+            return FakeModule(self.module).run(form, tensors)
+        except Exception:
+            return small_host_module(self.module).run(form, [as_float32(tensor) for tensor in tensors])
 
     @property
-    def pad_token(self) -> int:
-        """The model's pad token at present: users set it late."""
-        return getattr(getattr(self.module, "config", None), "pad_token_id", None) or 0
+    def _home(self) -> torch.Tensor:
+        """A parameter or buffer, for the module's device and dtype."""
+        return next(itertools.chain(self.module.parameters(), self.module.buffers()))
 
-    @property
-    def _home(self) -> torch.nn.Parameter:
-        """A parameter, for the module's device and dtype."""
-        return next(self.module.parameters())
+    def _state(self) -> str:
+        with borrowed(self.shell, self.module) as shell:
+            return self.graphs.state_of(shell)
 
     def _compiled(
-        self, function: str, bucket: dict[str, Any], call: Call, tensors: dict[str, torch.Tensor]
+        self, function: str, bucket: dict[str, Any], form: Form, tensors: list[torch.Tensor]
     ) -> list[torch.Tensor]:
+        """Raises NoGraphError for a call that does not compile."""
+        if (known := (self._state(), form)) in self._uncompilable:
+            raise NoGraphError(self._uncompilable[known])
         device = self._home.device
-        arguments = [dense(tensor).to(device) for tensor in tensors.values()]
-        with borrowed(self.shell, self.module) as shell:
-            return self.graphs.call(function, tuple(bucket.items()), run_forward, shell, call.spec, *arguments)
+        arguments = [dense(tensor).to(device) for tensor in tensors]
+        try:
+            with borrowed(self.shell, self.module) as shell:
+                spec = ForwardSpec(form)
+                return self.graphs.call(function, tuple(bucket.items()), run_forward, shell, spec, *arguments)
+        except torch._dynamo.exc.Unsupported as error:
+            self._uncompilable[known] = f"it does not compile as one graph ({str(error).splitlines()[0]})"
+            raise NoGraphError(self._uncompilable[known]) from error
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def _take_apart(self, arguments: dict[str, Any]) -> Call:
-        tensors, constants = _split_arguments(arguments)
-        constants = dict(constants)
+        arguments = {name: value for name, value in arguments.items() if value is not None}
         if "use_cache" in self.parameters:
-            if constants.get("use_cache") is True:
+            if arguments.get("use_cache") is True:
                 raise ExactShapesError("a cache was asked for, which only models with generate() keep in buckets")
-            constants["use_cache"] = False
-        if "labels" in tensors:
-            raise ExactShapesError("a loss is computed at exact shapes: padding rows would change its mean")
-        if constants.get("logits_to_keep"):
+            arguments["use_cache"] = False
+        kept = arguments.get("logits_to_keep")
+        if isinstance(kept, int) and kept:
             raise ExactShapesError("an integer logits_to_keep counts from the end, where the pads are")
-        if self.main_input not in tensors and "inputs_embeds" not in tensors:
-            raise ExactShapesError(f"a call without {self.main_input} (it has {sorted(tensors)}) has no bucket rule")
-        main = tensors.get(self.main_input, tensors.get("inputs_embeds"))
-        tensors = {name: _on_host(tensor) for name, tensor in tensors.items()}
-        if not self.takes_tokens:
-            dims = {
-                name: ("batch" if t.dim() and t.shape[0] == main.shape[0] else None,) + (None,) * (t.dim() - 1)
-                for name, t in tensors.items()
-            }
-            return Call(tensors, dims, {"batch": main.shape[0]}, tuple(sorted(constants.items())))
-        if main.dim() != (2 if self.main_input in tensors else 3):
-            raise ExactShapesError(f"{self.main_input} of shape {tuple(main.shape)} is not (batch, sequence)")
-        batch, length = main.shape[:2]
-        if "attention_mask" not in self.parameters:
-            raise ExactShapesError(f"{type(self.module).__name__} takes no attention_mask that could hide pads")
-        if tensors.get("attention_mask") is None:
-            tensors["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
-        return Call(
-            tensors,
-            {name: _token_dims(name, tensor, batch, length, self.sequence_axis) for name, tensor in tensors.items()},
-            {"batch": batch, self.sequence_axis: length},
-            tuple(sorted(constants.items())),
-        )
-
-    def _pad(
-        self, name: str, tensor: torch.Tensor, dims: tuple[str | None, ...], bucket: dict[str, int]
-    ) -> torch.Tensor:
-        for position, axis in enumerate(dims):
-            if axis == "batch":
-                tensor = pad_rows(tensor, bucket["batch"])
-            elif axis is not None:
-                value = PER_TOKEN_PADS.get(name, 0)
-                value = self.pad_token if value is None else value
-                padding = repeat_last if value == "repeat" else partial(pad_axis, value=value)
-                tensor = padding(tensor, position, bucket[axis])
-        return tensor
+        try:
+            call = Call.of(arguments)
+        except NotFlatError as error:
+            raise ExactShapesError(f"an argument has no bucket rule: {error}") from error
+        if any(0 in leaf.shape for leaf in call.leaves):
+            raise ExactShapesError("an input without entries cannot be padded with copies of them")
+        call = call.with_tensors([_on_host(leaf.tensor) for leaf in call.leaves])
+        tokens = self.inputs.tokens(call.leaves)
+        takes_mask = tokens is not None and tokens.path == tokens.name and MASK in self.parameters
+        return call.with_mask(tokens) if takes_mask and MASK not in call.form.keys else call
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
-    def _cut(
-        self, output: torch.Tensor, rules: tuple[DimRule, ...], bucket: dict[str, int], sizes: dict[str, int]
-    ) -> torch.Tensor:
+    def _cut(self, output: torch.Tensor, rules: tuple[DimRule, ...], plan: Plan) -> torch.Tensor:
         """`output` at its true size. Cuts behind the first dimension go by way of the host: on the device they would
         be a new shape.
         """
-        wanted = [rule.size(sizes) for rule in rules]
+        wanted = [rule.size(plan.sizes) for rule in rules]
         if self.home is not None:
-            return _narrow(output.to(self.home), rules, bucket, sizes).contiguous()
+            return narrow(output.to(self.home), rules, plan.bucket, plan.sizes).contiguous()
         if list(output.shape) == wanted:
             return output
         behind_first = wanted[1:] != list(output.shape[1:]) or len(rules[0].axes) > 1
         if not behind_first or self.config.outputs == "view" or output.requires_grad:
-            output = _narrow(output, rules, bucket, sizes)
+            output = narrow(output, rules, plan.bucket, plan.sizes)
             return output.contiguous() if output.requires_grad and self.config.outputs == "exact" else output
-        return _narrow(output.to("cpu"), rules, bucket, sizes).contiguous().to(output.device)
+        return narrow(output.to("cpu"), rules, plan.bucket, plan.sizes).contiguous().to(output.device)
 
-    def _layout(self, call: Call) -> Layout:
-        """The output rules for calls of this form; found and checked once. Raises ExactShapesError where there are
-        none.
+    # ---- plans ------------------------------------------------------------------------------------------------------
+
+    def _sizes_of(self, axis: str) -> AxisSizes:
+        sizes = self.axis_sizes.get(axis)
+        return self._axis_sizes(axis) if sizes is None else sizes
+
+    def _plan(self, call: Call) -> Plan:
+        key = call.form, call.shapes
+        plan = self._plans.get(key)
+        if plan is None:
+            with self._lock:
+                plan = self._make_plan(call)
+                if len(self._plans) >= MOST_PLANS:
+                    self._plans.clear()
+                self._plans[key] = plan
+        return plan
+
+    def _make_plan(self, call: Call) -> Plan:
+        state = self._state()
+        layout, sizes = self._layout(call, state)
+        return Plan(layout, sizes, self._bucket(layout, sizes), state)
+
+    def _placed(self, call: Call, plan: Plan, sizes: dict[str, int]) -> Plan:
+        return replace(plan, sizes=sizes, bucket=self._bucket(plan.layout, sizes))
+
+    def _bucket(self, layout: Layout, sizes: dict[str, int]) -> dict[str, int]:
+        """The bucket of each axis; of a batch that will be split, the largest."""
+        bucket = {}
+        for axis, size in sizes.items():
+            rule = self._sizes_of(axis)
+            is_split = rule.overflow == "split" and rule.largest is not None and size > rule.largest
+            fitting = rule.largest if is_split else rule.fit(size)
+            bucket[axis] = size if axis in layout.unpadded else fitting
+        return bucket
+
+    def _layout(self, call: Call, state: str) -> tuple[Layout, dict[str, int]]:
+        """The layout for calls of this form and the sizes of the axes in this one; found and checked once. Raises
+        ExactShapesError where there is none.
         """
-        layout = self._layouts.get(call.form)
-        if layout is None:
-            layout = self._layouts[call.form] = self._find_layout(call)
-        if isinstance(layout, str):
-            raise ExactShapesError(layout)
-        return layout
+        leaves = list(call.leaves)
+        # Which axis a dimension is may be open in one call (batch and length are equal) and clear in an earlier one.
+        dims_key = ("dims", state, call.form, tuple(len(leaf.shape) for leaf in leaves))
+        known = self._layouts.get(dims_key, self.module)
+        read = Placed.of(known.dims, leaves) if isinstance(known, Layout) else None
+        candidates = [read] if read is not None else []
+        candidates += self.inputs.candidates(leaves, any(leaf.name == MASK for leaf in leaves))
+        if not candidates:
+            raise ExactShapesError("no input has a batch")
+        key = (state, call.form, _open_shapes(call, candidates[0]), self.config.verify is not False)
+        verdict = self._layouts.get(key, self.module)
+        if verdict is None:
+            verdict = Finder(self, call, candidates).find()
+            if isinstance(verdict, Layout):
+                self._layouts.put(dims_key, self.module, Layout(verdict.dims, (), Structure.of(None)))
+                key = (*key[:2], _open_shapes(call, Placed.of(verdict.dims, leaves)), key[3])
+            self._layouts.put(key, self.module, verdict)
+        if isinstance(verdict, str):
+            raise ExactShapesError(verdict)
+        return verdict, Placed.of(verdict.dims, leaves).sizes
 
-    def _forget_layouts(self) -> bool:
-        """Drop what was learned of the outputs where the module's state has changed since; whether it has."""
-        if self.graphs.changes == self._changes_seen:
-            return False
-        self._changes_seen = self.graphs.changes
-        self._layouts.clear()
-        return True
 
-    def _find_layout(self, call: Call) -> Layout | str:
-        try:
-            layout = self._learn_structure(call)
-        except Exception as error:
-            return f"it does not run at probing sizes: {_first_line(error)}"
-        axes = tuple(call.sizes)
-        try:
-            with borrowed(self.shell, self.module) as shell:
-                rules = find_rules(lambda sizes: _fake_shapes(shell, call.spec, _probe(call, sizes)), axes)
-        except UnknownAxesError as error:
-            return str(error)
-        except Exception as fake_error:  # models that read values while they run cannot be traced on fake tensors
-            if parameter_bytes(self.module) > LARGEST_COPY_BYTES:
-                return f"it is too large to probe on the host, and fake tensors fail: {_first_line(fake_error)}"
-            try:
-                twin = host_copy(self.module)
-                rules = find_rules(lambda sizes: _real_shapes(twin, call.spec, _probe(call, sizes)), axes)
-            except Exception as error:
-                return f"its output sizes could not be found: {_first_line(error)}"
-        if len(rules) != sum(leaf is _TENSOR for leaf in layout.leaves):
-            return "the number of outputs depends on the input's size"
-        layout = Layout(rules, layout.structure, layout.leaves)
-        return self._mismatch(call, layout) or layout
-
-    def _learn_structure(self, call: Call) -> Layout:
-        """Run once at small size on the host, or on fake tensors, to see how the outputs are nested."""
-        small = _probe(call, {axis: PROBES[axis][0] for axis in call.sizes})
-        try:
-            with borrowed(self.shell, self.module) as shell:
-                output = _fake_run(shell, call.spec, small)
-        except Exception:
-            output = _run_on(host_copy(self.module), call.spec, small)
-        leaves, structure = pytree.tree_flatten(output)
-        return Layout((), structure, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
-
-    def _mismatch(self, call: Call, layout: Layout) -> str | None:
-        """The self check: a padded run against a plain one on the host. Returns what differs, or None."""
-        if self.config.verify is False or parameter_bytes(self.module) > LARGEST_COPY_BYTES:
-            return None
-        twin = host_copy(self.module)
-        sizes = {axis: PROBES[axis][1] for axis in call.sizes}
-        bucket = {axis: size + 7 for axis, size in sizes.items()}
-        config = getattr(self.module, "config", None)
-        end_token = getattr(config, "eos_token_id", None)
-        vocabulary = getattr(config, "vocab_size", None)
-        if not isinstance(end_token, int) or not 0 <= end_token < (vocabulary or 0):
-            end_token = None
-        inputs = _probe(call, sizes, vocabulary, end_token)
-        padded = {name: self._pad(name, tensor, call.dims[name], bucket) for name, tensor in inputs.items()}
-        plain, run = (
-            [leaf for leaf in pytree.tree_leaves(_run_on(twin, call.spec, x)) if isinstance(leaf, torch.Tensor)]
-            for x in (inputs, padded)
+def _open_shapes(call: Call, placed: Placed) -> tuple:
+    """What the layout depends on, beside the sizes of the axes."""
+    return tuple(
+        (
+            leaf.path,
+            leaf.tensor.dtype,
+            tuple(axis or size for axis, size in zip(placed.dims[leaf.path], leaf.shape, strict=True)),
         )
-        for index, (expected, found, rules) in enumerate(zip(plain, run, layout.rules, strict=True)):
-            found = _narrow(found, rules, bucket, sizes)
-            scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
-            difference = (expected.double() - found.double()).abs().max().item() if expected.numel() else 0.0
-            if not difference <= TOLERANCE * scale:
-                message = f"padding changes output {index} by {difference:.1e} (tolerance {TOLERANCE * scale:.0e})"
-                if self.config.verify == "raise":
-                    raise ValueError(
-                        f"{type(self.module).__name__}: {message}; verify='warn' runs it at exact shapes instead"
-                    )
-                return message
-        return None
+        for leaf in call.leaves
+    )
 
 
 def _positions(sizes: dict[str, int]) -> int:
-    """Positions a call computes: batch x sequence."""
-    return math.prod(sizes.values())
-
-
-def _split_arguments(arguments: dict[str, Any]) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], ...]]:
-    """Tensor arguments and the other ones; raises ExactShapesError for containers of tensors."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    rest = {name: value for name, value in given.items() if name not in tensors}
-    nested = sorted(name for name, value in rest.items() if not isinstance(value, (bool, int, float, str)))
-    if nested:
-        raise ExactShapesError(f"arguments {nested} have no bucket rule yet")
-    return tensors, tuple(sorted(rest.items()))
-
-
-def _token_dims(name: str, tensor: torch.Tensor, batch: int, length: int, axis: str) -> tuple[str | None, ...]:
-    """Axes of an input of a text model; raises ExactShapesError for a shape that is not (B, S, ...)."""
-    if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length) and name in PER_TOKEN_PADS:
-        return ("batch", axis) + (None,) * (tensor.dim() - 2)
-    if tensor.dim() == 2 and tensor.shape == (1, length) and name == "position_ids":
-        return (None, axis)
-    raise ExactShapesError(
-        f"{name} of shape {tuple(tensor.shape)} beside {batch} rows of {length} tokens has no bucket rule"
-    )
+    """Positions a call computes: batch x the lengths of its other axes."""
+    lengths = sum(size for axis, size in sizes.items() if axis != "batch")
+    return sizes.get("batch", 1) * (lengths or 1)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True) if runtime.is_neuron(tensor) or tensor.is_inference() else tensor
 
 
-def _narrow(
-    x: torch.Tensor, rules: tuple[DimRule, ...], bucket: dict[str, int], sizes: dict[str, int]
-) -> torch.Tensor:
-    """A view of the true part of `x`; a product of axes is taken apart, cut and put together."""
-    for dim, rule in enumerate(rules):
-        if len(rule.axes) > 1:
-            x = x.unflatten(dim, [bucket[axis] for axis in rule.axes])
-            for offset, axis in enumerate(rule.axes):
-                x = x.narrow(dim + offset, 0, sizes[axis])
-            x = x.flatten(dim, dim + len(rule.axes) - 1)
-        elif rule.size(sizes) != x.shape[dim]:
-            x = x.narrow(dim, 0, rule.size(sizes))
-    return x
+def _config_of(module: torch.nn.Module) -> Any:
+    """The configuration of a Transformers model, or of the first one inside a module."""
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if config is not None and hasattr(config, "to_dict"):
+            return config
+    return None
 
 
-def _probe(
-    call: Call, sizes: dict[str, int], vocabulary: int | None = None, end_token: int | None = None
-) -> dict[str, torch.Tensor]:
-    """Inputs of the call's form at other sizes; with a vocabulary, random ids and a ragged mask."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = {}
-    for name, tensor in call.tensors.items():
-        shape = [
-            sizes.get(axis, size)
-            for axis, size in zip(call.dims.get(name, (None,) * tensor.dim()), tensor.shape, strict=True)
-        ]
-        if name == "attention_mask":
-            inputs[name] = torch.ones(shape, dtype=tensor.dtype)
-            if vocabulary is not None and shape[0] > 1:
-                inputs[name][1, shape[1] // 2 :] = 0
-        elif name == "position_ids":
-            inputs[name] = torch.arange(shape[1]).expand(shape).contiguous()
-        elif tensor.is_floating_point():
-            inputs[name] = torch.rand(shape, generator=generator)
-        elif vocabulary is not None and name == "input_ids":
-            inputs[name] = torch.randint(0, vocabulary, shape, generator=generator)
-            if end_token is not None:  # models that read the position of the first one (CLIP) find it before the pads
-                inputs[name][:, -1] = end_token
-        else:
-            inputs[name] = torch.zeros(shape, dtype=tensor.dtype)
-    return inputs
+def _limit(config: Any, axis: str) -> int | None:
+    """The model's own maximum of an axis, None where it has none (XLNet writes -1)."""
+    for name in _LIMITS.get(axis, ()):
+        limit = getattr(text_config(config), name, None)
+        if type(limit) is int and limit > 0:
+            return limit
+    return None
 
 
-@torch.no_grad()
-def _run_on(module: torch.nn.Module, spec: ForwardSpec, inputs: dict[str, torch.Tensor]) -> Any:
-    return type(module).forward(module, **inputs, **dict(spec.constants))
-
-
-def _fake_run(shell: torch.nn.Module, spec: ForwardSpec, inputs: dict[str, torch.Tensor]) -> Any:
-    """The module's output on fake host tensors: shapes without computing, and without touching the device."""
-    with FakeTensorMode() as mode, torch.no_grad():
-
-        def fake(tensor: torch.Tensor) -> torch.Tensor:
-            return mode.from_tensor(
-                torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            )
-
-        state = {name: fake(tensor) for name, tensor in (*shell.named_parameters(), *shell.named_buffers())}
-        arguments = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()} | dict(spec.constants)
-        forward: Callable = _ClassForward(shell)
-        return torch.func.functional_call(forward, {f"inner.{name}": t for name, t in state.items()}, (), arguments)
-
-
-class _ClassForward(torch.nn.Module):
-    """Calls the class's forward on an inner module, whatever hooks its instances carry."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, **arguments: Any) -> Any:
-        return type(self.inner).forward(self.inner, **arguments)
-
-
-def _fake_shapes(shell: torch.nn.Module, spec: ForwardSpec, inputs: dict[str, torch.Tensor]) -> list[tuple[int, ...]]:
-    output = _fake_run(shell, spec, inputs)
-    return [tuple(leaf.shape) for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-
-
-def _real_shapes(module: torch.nn.Module, spec: ForwardSpec, inputs: dict[str, torch.Tensor]) -> list[tuple[int, ...]]:
-    output = _run_on(module, spec, inputs)
-    return [tuple(leaf.shape) for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+def _is_index_error(error: Exception) -> bool:
+    return isinstance(error, IndexError) or "out of range" in str(error) or "out of bounds" in str(error)

@@ -15,10 +15,12 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from .. import runtime
 from ..buckets.graphs import Graphs
-from ..buckets.module import BucketedModule, ExactShapesError
+from ..buckets.module import BucketedModule, ExactShapesError, NoGraphError
+from ..buckets.probing import POSITIONAL
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
 from ..nki.paths import recording
@@ -143,11 +145,19 @@ def is_active(module: torch.nn.Module) -> bool:
 
 
 def check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
-    if buckets.other_axes:
-        raise ValueError(
-            f"unknown bucket axes {buckets.other_axes} for {type(module).__name__}: its inputs have the axes "
-            f"{list(Buckets.AXES)}"
-        )
+    """Raises ValueError for `buckets.dims` that name no input of the module."""
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters][1:]
+    # Inputs inside containers are named by their own keys, which a signature does not show.
+    unknown = sorted(name for name in buckets.dims if "." not in name and name not in names)
+    if unknown and all(_is_tensor(parameter) for parameter in list(parameters)[1:]):
+        raise ValueError(f"dims of {unknown}: {type(module).__name__} takes the inputs {names}")
+
+
+def _is_tensor(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in (torch.Tensor, torch.LongTensor, torch.FloatTensor)
 
 
 def _set_attention(module: torch.nn.Module, config: NeuronConfig, ledger: Ledger) -> str | None:
@@ -205,9 +215,16 @@ def _bound(signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) ->
     except TypeError:
         return None
     flat = dict(bound)
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    rest = kinds.get(inspect.Parameter.VAR_POSITIONAL)
+    if flat.get(rest) or inspect.Parameter.POSITIONAL_ONLY in kinds:
+        by_position = [
+            flat.pop(name)
+            for name, parameter in signature.parameters.items()
+            if name in flat and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        flat = {POSITIONAL: (*by_position, *flat.pop(rest, ())), **flat}
     for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL and flat.get(name):
-            return None
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             flat.update(flat.pop(name, {}))
     return flat
@@ -216,23 +233,27 @@ def _bound(signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) ->
 def _has_fakes(arguments: dict[str, Any]) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return any(isinstance(value, FakeTensor) for value in arguments.values())
+    return any(isinstance(value, FakeTensor) for value in pytree.tree_leaves(arguments))
 
 
 def _bucketed_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     cache = arguments.get("cache")
     if prepared.generation is not None and (cache is not None or _wants_cache(module, arguments)):
         answer = _cached_forward(module, prepared, stock, arguments, cache)
-        return stock(**_on_device(module, arguments)) if answer is None else answer
+        return _call_stock(module, stock, arguments) if answer is None else answer
     return _uncached_forward(module, prepared, stock, arguments)
 
 
 def _uncached_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     try:
-        return prepared.module.forward(arguments)
-    except ExactShapesError as error:
-        prepared.ledger.depart("exact_shapes", "forward()", str(error))
-    return _exact_forward(module, prepared, stock, arguments)
+        try:
+            return prepared.module.forward(arguments)
+        except ExactShapesError as error:
+            prepared.ledger.depart("exact_shapes", "forward()", str(error))
+        return _exact_forward(module, prepared, stock, arguments)
+    except NoGraphError as error:
+        prepared.ledger.depart("stock_path", "forward()", str(error))
+    return _call_stock(module, stock, arguments)
 
 
 def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any]) -> Any:
@@ -245,24 +266,24 @@ def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, An
 
 def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
-    returns_more = "labels" in arguments or arguments.get("use_cache") is True
+    returns_more = arguments.get("use_cache") is True
     runs_eagerly = returns_more or torch.is_grad_enabled() or prepared.config.compile is False
     if not runs_eagerly:
         try:
             return prepared.module.exact(arguments)
         except ExactShapesError as error:
             prepared.ledger.depart("stock_path", "forward()", str(error))
-        except torch._dynamo.exc.Unsupported as error:
-            prepared.ledger.depart(
-                "stock_path", "forward()", f"it does not compile as one graph ({str(error).splitlines()[0]})"
-            )
-    return stock(**_on_device(module, arguments))
+    return _call_stock(module, stock, arguments)
 
 
-def _on_device(module: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with host tensors on the model's device: bucketed calls take them from either."""
+def _call_stock(module: torch.nn.Module, stock: Callable, arguments: dict[str, Any]) -> Any:
+    """The module's own forward, with host tensors moved to its device: bucketed calls take them from either."""
     device = next(module.parameters()).device
-    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+    moved = {
+        name: pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+        for name, value in arguments.items()
+    }
+    return stock(*moved.pop(POSITIONAL, ()), **moved)
 
 
 def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:
