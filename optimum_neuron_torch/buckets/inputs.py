@@ -19,7 +19,8 @@ Dims = dict[str, tuple[str | None, ...]]
 MOST_CANDIDATES = 8
 # The ignored index of Transformers' losses, and a position beyond every sequence, which they ignore as well.
 IGNORED, BEYOND = -100, 2**20
-_IDS, _EMBEDS = "input_ids", "inputs_embeds"
+# Inputs with one entry per token.
+TOKENS = _IDS, _EMBEDS = "input_ids", "inputs_embeds"
 _SWAPPED = {("batch",): "sequence", ("sequence",): "batch"}
 # Positions that are targets, one per row.
 _TARGETS = ("start_positions", "end_positions")

@@ -19,7 +19,7 @@ from .axes import DimRule
 from .finder import Finder
 from .flat import Form, NotFlatError
 from .graphs import Graphs
-from .inputs import InputAxes, Pads, Placed
+from .inputs import TOKENS, InputAxes, Pads, Placed
 from .layouts import Layout, LayoutStore, Structure
 from .modes import outside_inference_mode
 from .pad import dense
@@ -114,7 +114,7 @@ class BucketedModule:
         self.limits = {axis: _limit(self.model_config, axis) for axis in config.buckets.axes}
         named = ["batch", self.sequence_axis, *(["sequence"] if has_decoder else [])]
         self.axis_sizes = {axis: self._axis_sizes(axis) for axis in [*named, *config.buckets.other_axes]}
-        self.takes_tokens = self.main_input in ("input_ids", "inputs_embeds")
+        self.takes_tokens = self.main_input in TOKENS
         self.function = function or ("encode" if MASK in self.parameters else "forward")
         self._layouts = LayoutStore()
         self._plans: dict[tuple, Plan] = {}

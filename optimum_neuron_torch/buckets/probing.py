@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .flat import Form, Slot, flatten, paths, rebuild
+from .flat import Form, flatten, paths, rebuild
 from .inputs import Dims, Leaf
 from .shell import shell_of
 from .twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
@@ -97,14 +97,28 @@ def small_host_module(module: torch.nn.Module) -> HostModule:
 
 @dataclass(frozen=True)
 class Call:
-    """One call taken apart. `form` makes the arguments from the tensors of `leaves`; `plain_form` those that the
-    caller gave, without a mask of ours, from the first `given` of them.
+    """One call taken apart: `form` makes the arguments from the tensors of `leaves`.
+
+    `plain_form` makes those that the caller gave, without the mask of ours, which is at the path `made`.
     """
 
     form: Form
     leaves: tuple[Leaf, ...]
     plain_form: Form
-    given: int
+    made: str | None = None
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> "Call":
+        """Arguments in another order are the same call. Raises NotFlatError for an argument that is no tensor, no
+        constant, and no container of such.
+        """
+        tensors: list[torch.Tensor] = []
+        form = flatten(dict(sorted(arguments.items())), tensors)
+        leaves = []
+        for path, tensor in zip(paths(form), tensors, strict=True):
+            name = next((key for key in reversed(path) if not key.isdigit()), path[-1])
+            leaves.append(Leaf(".".join(path), name, tensor))
+        return cls(form, tuple(leaves), form)
 
     @property
     def shapes(self) -> tuple:
@@ -114,23 +128,12 @@ class Call:
         leaves = tuple(replace(leaf, tensor=tensor) for leaf, tensor in zip(self.leaves, tensors, strict=True))
         return replace(self, leaves=leaves)
 
-    @classmethod
-    def of(cls, arguments: dict[str, Any]) -> "Call":
-        """Raises NotFlatError for an argument that is no tensor, no constant, and no container of such."""
-        tensors: list[torch.Tensor] = []
-        form = flatten(arguments, tensors)
-        leaves = []
-        for path, tensor in zip(paths(form), tensors, strict=True):
-            name = next((key for key in reversed(path) if not key.isdigit()), path[-1])
-            leaves.append(Leaf(".".join(path), name, tensor))
-        return cls(form, tuple(leaves), form, len(leaves))
-
     def with_mask(self, tokens: Leaf) -> "Call":
         """The call with an attention mask of ones beside its tokens."""
         shape = tokens.shape if tokens.name == "input_ids" else tokens.shape[:-1]
-        mask = Leaf(MASK, MASK, torch.ones(shape, dtype=torch.long))
-        form = replace(self.form, keys=(*self.form.keys, MASK), forms=(*self.form.forms, Slot(len(self.leaves))))
-        return replace(self, form=form, leaves=(*self.leaves, mask))
+        arguments = rebuild(self.form, [leaf.tensor for leaf in self.leaves])
+        masked = Call.of({**arguments, MASK: torch.ones(shape, dtype=torch.long)})
+        return replace(masked, plain_form=self.form, made=MASK)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class Samples:
     """
 
     leaves: tuple[Leaf, ...]
-    given: int
+    made: str | None = None
     vocabulary: int | None = None
     specials: frozenset[int] = frozenset()
     end_token: int | None = None
@@ -159,7 +162,7 @@ class Samples:
             if name.endswith("_token_id") and type(value) is int
         )
         end = end if type(end) is int and 0 <= end < (vocabulary or 0) else None
-        return cls(call.leaves, call.given, vocabulary, specials, end)
+        return cls(call.leaves, call.made, vocabulary, specials, end)
 
     def zeros(self, dims: Dims, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Cheap inputs, for shapes alone."""
@@ -175,16 +178,15 @@ class Samples:
         generator = torch.Generator().manual_seed(0)
         return [
             Leaf(leaf.path, leaf.name, self._value(leaf, _shape(leaf, dims, sizes), dims, floats, generator))
-            for leaf in self.leaves[: self.given]
-        ] + [
-            Leaf(leaf.path, leaf.name, torch.ones(_shape(leaf, dims, sizes), dtype=leaf.tensor.dtype))
-            for leaf in self.leaves[self.given :]
+            for leaf in self.leaves
         ]
 
     def _value(
         self, leaf: Leaf, shape: tuple[int, ...], dims: Dims, floats: str, generator: torch.Generator
     ) -> torch.Tensor:
         dtype = leaf.tensor.dtype
+        if leaf.path == self.made:
+            return torch.ones(shape, dtype=dtype)
         if leaf.name.endswith("attention_mask") and len(shape) >= 2 and dims[leaf.path][-1] is not None:
             return _ragged(shape, dtype)
         if leaf.name == "position_ids" and dims[leaf.path][-1] is not None:

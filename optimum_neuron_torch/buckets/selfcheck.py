@@ -36,7 +36,7 @@ class SelfCheck:
         has_floats = any(leaf.tensor.is_floating_point() for leaf in self.samples.leaves if "mask" not in leaf.name)
         for floats in ("sampled", "normal", "negative") if has_floats else ("sampled",):
             leaves = self.samples.draw(self.dims, sizes, floats)
-            given = [leaf.tensor for leaf in leaves[: self.call.given]]
+            given = [leaf.tensor for leaf in leaves if leaf.path != self.call.made]
             plain = tensors_in(self.module.run(self.call.plain_form, given))
             padded = [self.pads.pad(leaf, self.dims[leaf.path], bucket) for leaf in leaves]
             try:

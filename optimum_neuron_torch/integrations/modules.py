@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 
 from .. import runtime
 from ..buckets.graphs import Graphs
+from ..buckets.inputs import TOKENS
 from ..buckets.module import BucketedModule, ExactShapesError, NoGraphError
 from ..buckets.probing import POSITIONAL
 from ..buckets.shell import shell_of
@@ -145,15 +146,20 @@ def is_active(module: torch.nn.Module) -> bool:
 
 
 def check_axes(module: torch.nn.Module, buckets: Buckets) -> None:
-    """Raises ValueError for `buckets.dims` that name no input of the module."""
-    parameters = inspect.signature(type(module).forward).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    names = [parameter.name for parameter in parameters][1:]
+    """Raises ValueError for axes that a text model cannot have, and for `dims` that name no input of the module."""
+    name = type(module).__name__
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters]
+    placed = {axis for dims in buckets.dims.values() for axis in dims.values()}
+    unknown = sorted(set(buckets.other_axes) - placed)
+    if unknown and getattr(module, "main_input_name", next(iter(names), None)) in TOKENS:
+        raise ValueError(
+            f"unknown bucket axes {unknown} for {name}: its inputs have the axes {list(Buckets.AXES)}; where it has "
+            f"others, name their dimensions: Buckets(..., dims={{'<input>': {{1: {unknown[0]!r}}}}})"
+        )
     # Inputs inside containers are named by their own keys, which a signature does not show.
-    unknown = sorted(name for name in buckets.dims if "." not in name and name not in names)
-    if unknown and all(_is_tensor(parameter) for parameter in list(parameters)[1:]):
-        raise ValueError(f"dims of {unknown}: {type(module).__name__} takes the inputs {names}")
+    if all(map(_is_tensor, parameters)) and (strange := sorted(buckets.dims.keys() - set(names))):
+        raise ValueError(f"dims of {strange}: {name} takes the inputs {names}")
 
 
 def _is_tensor(parameter: inspect.Parameter) -> bool:
