@@ -44,10 +44,10 @@ class Finder:
                     failures.append(f"it does not run at probing sizes: {first_line(error)}")
                 else:
                     if (foreign := structure.foreign()) is not None:
-                        return self._refused(f"it returns a {foreign}")
+                        return f"it returns a {foreign}"
                     placed, probes, rules = self._with_other_axis(module, is_float32, placed, probes, rules)
                     return self._checked(Layout(placed.dims, rules, structure, self._hidden(placed)), placed, probes)
-        return self._refused(failures[0] if failures else "no input has a batch")
+        return failures[0] if failures else "no input has a batch"
 
     def _hidden(self, placed: Placed) -> dict[str, str]:
         """Lengths of texts that are no axes, with the reason."""
@@ -133,7 +133,7 @@ class Finder:
         try:
             twin, samples, rules = self._twin(layout, placed, probes)
         except Exception as error:
-            return self._refused(f"the self check could not run ({first_line(error)})")
+            return f"the self check could not run ({first_line(error)})"
         check = SelfCheck(twin, self.call, samples, self.owner.pads, placed.dims)
         sizes = {axis: probes[axis][1] for axis in placed.sizes}
         try:
@@ -143,15 +143,13 @@ class Finder:
             if any(len(rule.axes) > 1 for output in rules for rule in output):
                 if check.mismatch(_reversed(rules), sizes, sizes) is None:
                     return replace(layout, rules=_reversed(layout.rules))
-            if self.owner.config.verify == "raise":
-                return self._refused(reason)
             bad = {axis: text for axis in sizes if (text := check.mismatch(rules, sizes, [axis])) is not None}
             kept = [axis for axis in sizes if axis not in bad]
             if bad and kept and check.mismatch(rules, sizes, kept) is None:
                 return replace(layout, unpadded={**layout.unpadded, **bad})
             return reason
         except Exception as error:
-            return self._refused(f"the self check could not run ({first_line(error)})")
+            return f"the self check could not run ({first_line(error)})"
 
     def _twin(
         self, layout: Layout, placed: Placed, probes: dict[str, tuple[int, int, int]]
@@ -168,13 +166,6 @@ class Finder:
         model = shallow_twin(module)
         twin = HostModule(model)
         return twin, Samples.of(self.call, model.config), self._rules(twin, True, placed, probes)[1]
-
-    def _refused(self, reason: str) -> str:
-        if self.owner.config.verify == "raise":
-            raise ValueError(
-                f"{type(self.owner.module).__name__}: {reason}; verify='warn' runs it at exact shapes instead"
-            )
-        return reason
 
 
 def _reversed(rules: OutputRules) -> OutputRules:

@@ -107,7 +107,6 @@ class BucketedModule:
         has_decoder = "decoder_input_ids" in self.parameters
         self.sequence_axis = sequence_axis or ("encoder_sequence" if has_decoder else "sequence")
         self.home = home
-        self.pads = Pads(getattr(text_config(self.model_config), "pad_token_id", None) or 0)
         self.inputs = InputAxes(
             config.buckets, main_input=self.main_input, tokens_axis=self.sequence_axis, has_decoder=has_decoder
         )
@@ -118,12 +117,18 @@ class BucketedModule:
         self.function = function or ("encode" if MASK in self.parameters else "forward")
         self._layouts = LayoutStore()
         self._plans: dict[tuple, Plan] = {}
+        self._changes_seen = self.graphs.changes
         self._uncompilable: dict[tuple, str] = {}
         self._lock = threading.RLock()
 
     @property
     def pad_token(self) -> int:
-        return self.pads.pad_token
+        """The model's pad token at present: users set it late."""
+        return getattr(text_config(self.model_config), "pad_token_id", None) or 0
+
+    @property
+    def pads(self) -> Pads:
+        return Pads(self.pad_token)
 
     def _axis_sizes(self, axis: str) -> AxisSizes:
         return axis_sizes(self.config.buckets, axis, self.limits.get(axis))
@@ -146,9 +151,9 @@ class BucketedModule:
         with outside_inference_mode():
             padded = [self.pads.pad(leaf, plan.layout.dims[leaf.path], plan.bucket) for leaf in call.leaves]
             outputs = self._compiled_padded(call, plan, padded)
-            if self._state() != plan.state:  # something was set on the module since: what was known of it may be wrong
-                self._plans.clear()
+            if self._forget_plans() and self._state() != plan.state:  # what was known of the module may be wrong
                 return self._run(call, self._plan(call))
+            _check_shapes(outputs, plan)
             outputs = [
                 self._cut(output, rules, plan) for output, rules in zip(outputs, plan.layout.rules, strict=True)
             ]
@@ -158,7 +163,7 @@ class BucketedModule:
     def _compiled_padded(self, call: Call, plan: Plan, padded: list[torch.Tensor]) -> list[torch.Tensor]:
         """Raises ExactShapesError where an automatic bucket goes beyond what the model can take."""
         try:
-            outputs = self._compiled(self.function, plan.bucket, call.form, padded)
+            return self._compiled(self.function, plan.bucket, call.form, padded)
         except (IndexError, RuntimeError) as error:
             open_axes = [
                 axis
@@ -169,12 +174,6 @@ class BucketedModule:
                 raise
             message = f"it does not run with {open_axes[0]} {plan.bucket[open_axes[0]]}: {first_line(error)}"
             raise ExactShapesError(message) from error
-        for output, rules in zip(outputs, plan.layout.rules, strict=False):
-            if tuple(rule.size(plan.bucket) for rule in rules) != tuple(output.shape):
-                raise ExactShapesError(
-                    f"an output of shape {tuple(output.shape)} does not follow the rule seen before"
-                )
-        return outputs
 
     def _split(self, call: Call, plan: Plan, largest: int) -> Any:
         """Batches above the largest bucket run in parts; outputs whose first dimension is not the batch cannot be put
@@ -209,6 +208,8 @@ class BucketedModule:
             tensors = [_on_host(leaf.tensor) for leaf in call.leaves]
             structure = self._structure(call.form, tensors)
             outputs = self._compiled("exact", shapes, call.form, tensors)
+            if self._forget_plans():
+                structure = self._structure(call.form, tensors)
         self.ledger.used("exact", shapes, 1, 1)
         return structure.rebuild(outputs)
 
@@ -301,6 +302,14 @@ class BucketedModule:
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
+    def _forget_plans(self) -> bool:
+        """Drop the plans where a module's state has changed since; whether it has."""
+        if self.graphs.changes == self._changes_seen:
+            return False
+        self._changes_seen = self.graphs.changes
+        self._plans.clear()
+        return True
+
     def _sizes_of(self, axis: str) -> AxisSizes:
         sizes = self.axis_sizes.get(axis)
         return self._axis_sizes(axis) if sizes is None else sizes
@@ -355,9 +364,22 @@ class BucketedModule:
                 self._layouts.put(dims_key, self.module, Layout(verdict.dims, (), Structure.of(None)))
                 key = (*key[:2], _open_shapes(call, Placed.of(verdict.dims, leaves)), key[3])
             self._layouts.put(key, self.module, verdict)
+        reasons = [verdict] if isinstance(verdict, str) else list(verdict.unpadded.values())
+        if reasons and self.config.verify == "raise":
+            name = type(self.module).__name__
+            raise ValueError(f"{name}: {reasons[0]}; verify='warn' runs it at exact shapes instead")
         if isinstance(verdict, str):
             raise ExactShapesError(verdict)
         return verdict, Placed.of(verdict.dims, leaves).sizes
+
+
+def _check_shapes(outputs: list[torch.Tensor], plan: Plan) -> None:
+    """Raises ExactShapesError where outputs are not sized as they were at probing sizes."""
+    for output, rules in itertools.zip_longest(outputs, plan.layout.rules):
+        if output is None or rules is None:
+            raise ExactShapesError("the number of outputs depends on the input's size")
+        if tuple(rule.size(plan.bucket) for rule in rules) != tuple(output.shape):
+            raise ExactShapesError(f"an output of shape {tuple(output.shape)} does not follow the rule found")
 
 
 def _open_shapes(call: Call, placed: Placed) -> tuple:
