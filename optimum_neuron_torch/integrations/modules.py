@@ -28,6 +28,7 @@ from ..nki.paths import recording
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .hooks import put_hooks, remove_hooks, saving
+from .noticing import unwatch
 
 
 PREPARED = "_neuron_prepared"
@@ -95,6 +96,7 @@ def prepared_of(module: Any) -> Prepared | None:
 def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
     """Give `module` its bucketed forward and generation; returns the same object."""
     check_axes(module, config.buckets)
+    unwatch(module)
     ledger = Ledger(type(module).__name__, config.strict)
     graphs = Graphs(ledger, config)
     previous = _set_attention(module, config, ledger)

@@ -1,4 +1,4 @@
-"""Entries for Transformers: loading onto neuron, attention "nki", and pipelines that would stay on the CPU."""
+"""Entries for Transformers: models that come to neuron, attention "nki", and pipelines that would stay on the CPU."""
 
 from functools import wraps
 from types import ModuleType
@@ -37,6 +37,21 @@ def _load_on_neuron(module: ModuleType) -> Undo:
         return classmethod(from_pretrained)
 
     return replace(module.PreTrainedModel, "from_pretrained", wrap)
+
+
+def _watch_moved_models(module: ModuleType) -> Undo:
+    def wrap(stock: Any) -> Any:
+        @wraps(stock)
+        def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            from ..integrations.noticing import watch
+
+            moved = stock(self, *args, **kwargs)
+            watch(moved)
+            return moved
+
+        return to
+
+    return replace(module.PreTrainedModel, "to", wrap)
 
 
 def _register_attention(module: ModuleType) -> Undo:
@@ -105,6 +120,12 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers.modeling_utils",
         _load_on_neuron,
         "a loading hook for out-of-tree devices in from_pretrained; 'auto' that sees neuron (accelerate #4278)",
+    ),
+    Entry(
+        "transformers: a model that only moved is told of prepare()",
+        "transformers.modeling_utils",
+        _watch_moved_models,
+        "a notice of moves to out-of-tree devices in PreTrainedModel.to",
     ),
     Entry(
         "transformers: attention nki",
