@@ -8,10 +8,12 @@ to the bucket.
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
@@ -26,19 +28,26 @@ from ..report import Ledger
 from .cache import BucketCache
 from .layers.crossing import CacheCrossing
 from .layers.kinds import LayerKind, UnknownLayerError, layer_kinds
-from .outputs import FIELDS, Cut, fields_of, join_parts, windows_of
+from .outputs import FIELDS, Cut, asked_of, fields_of, join_parts, windows_of
 from .steps import StepSpec, gather_rows, grow_store, step
 
 
 # Continuation blocks (chat turns, assisted decoding) are short: these sizes come before the prompt buckets.
 SHORT_BLOCKS = (1, 4, 16)
 # Inputs of forward that have one entry per token and are padded like the ids.
-PER_TOKEN = ("position_ids", "token_type_ids")
+PER_TOKEN = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 CROSSINGS[Cache] = CacheCrossing()
+# What Dynamo raises for code that it cannot put into one graph.
+_UNTRACEABLE = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.InternalTorchDynamoError)
 
 
 class NotBucketableError(NotImplementedError):
-    """A model, or a call, that has no bucket rule; the message says which part. The stock path serves it."""
+    """A model, or a call, that has no bucket rule; the message says which part. The stock path serves it.
+
+    `has_begun`: tokens before it are in the cache, so that another path could not go on.
+    """
+
+    has_begun = False
 
 
 def check_supported(model: torch.nn.Module) -> tuple[LayerKind, ...]:
@@ -102,6 +111,9 @@ class BucketedGeneration:
         self.takes_keep = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self.is_recurrent = any(kind.is_recurrent for kind in self.layers)
         self.has_rows = any(kind.has_rows for kind in self.layers)
+        self.takes_positions = f"{self.prefix}position_ids" in inspect.signature(type(model).forward).parameters
+        self.parts = SHORT_BLOCKS  # sizes in which blocks run that must hold no pad
+        self.untraceable: str | None = None  # why steps of this model cannot be compiled, once that was met
 
     # ---- choosing buckets -------------------------------------------------------------------------------------------
 
@@ -142,18 +154,20 @@ class BucketedGeneration:
 
         Raises NotBucketableError for an argument without a bucket rule.
         """
-        with torch.inference_mode(False), torch.no_grad():
-            return self._forward(cache, arguments)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return self._forward(cache, arguments)
+        except NotBucketableError as error:
+            error.has_begun = cache.state is not None
+            raise
 
     def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
         cache.fill()
-        ids = arguments.get(f"{self.prefix}input_ids")
-        if self.one_by_one and ids is not None and ids.shape[1] > 1:
-            return self._in_parts(cache, arguments, [1] * ids.shape[1])
-        if self.is_recurrent and cache.state is not None:
-            length = arguments["input_ids"].shape[1]
-            if length not in SHORT_BLOCKS:
-                return self._in_parts(cache, arguments, exact_parts(length))
+        length = self.main_input(arguments).shape[1]
+        if self.one_by_one and length > 1:
+            return self._in_parts(cache, arguments, [1] * length)
+        if self.is_recurrent and cache.state is not None and length and length not in self.parts:
+            return self._in_parts(cache, arguments, exact_parts(length, self.parts))
         return self._run(cache, arguments)
 
     def _run(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
@@ -172,7 +186,7 @@ class BucketedGeneration:
             inputs.outputs,
         )
         tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
-        length = arguments[f"{self.prefix}input_ids"].shape[1]
+        length = inputs.cut.length
         function = self.first if is_first else "decode" if length == 1 else "block"
         with borrowed(self.shell, self.model) as shell:
             output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *cache.tensors)
@@ -191,7 +205,24 @@ class BucketedGeneration:
         return CausalLMOutputWithPast(logits=logits, cache=cache, **further)
 
     def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
-        return self.graphs.call(function, tuple(bucket.items()), compiled, *args)
+        try:
+            return self.graphs.call(function, tuple(bucket.items()), compiled, *args)
+        except _UNTRACEABLE as error:
+            reason = (str(error).splitlines() or [""])[0]
+            self.untraceable = f"its {function} step does not compile as one graph ({reason})"
+            raise NotBucketableError(self.untraceable) from error
+
+    def main_input(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """The decoder's ids (B, Q), or their embeddings (B, Q, H).
+
+        Raises NotBucketableError for a call that has neither.
+        """
+        for name in ("input_ids", "inputs_embeds"):
+            if arguments.get(f"{self.prefix}{name}") is not None:
+                return arguments[f"{self.prefix}{name}"]
+        raise NotBucketableError(
+            f"a call without {self.prefix}input_ids (it has {sorted(arguments)}) has no bucket rule"
+        )
 
     def gather(self, cache: BucketCache, index: torch.Tensor) -> None:
         """Make the store's rows `index` (B') of its rows, padded to a batch bucket."""
@@ -207,19 +238,19 @@ class BucketedGeneration:
     def _in_parts(self, cache: BucketCache, arguments: dict[str, Any], lengths: list[int]) -> CausalLMOutputWithPast:
         """Run a block as several of `lengths`, which are buckets themselves."""
         kept, mask = arguments.get("logits_to_keep", 0), arguments.get(f"{self.prefix}attention_mask")
-        per_token = [f"{self.prefix}{name}" for name in ("input_ids", *PER_TOKEN)]
-        per_token = [name for name in per_token if arguments.get(name) is not None]
         past, outputs, start = cache.length, [], 0
         for length in lengths:
             end = start + length
-            part = arguments | {name: arguments[name][:, start:end] for name in per_token}
+            part = {name: _part(name, value, start, end, self.prefix) for name, value in arguments.items()}
             if mask is not None:
                 part[f"{self.prefix}attention_mask"] = mask[:, : past + end]
             outputs.append(self._run(cache, {**part, "logits_to_keep": 0}))
             start = end
         positions = on_host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
         fields = [
-            field for field in fields_of(_asked(arguments), self.prefix, bool(self.cross)) if field in outputs[0]
+            field
+            for field in fields_of(asked_of(arguments, self.model.config), self.prefix, bool(self.cross))
+            if field in outputs[0]
         ]
         further = {field: join_parts(field, [output[field] for output in outputs]) for field in fields}
         logits = torch.cat([output.logits for output in outputs], 1)
@@ -231,17 +262,30 @@ class BucketedGeneration:
         arguments = {name: value for name, value in arguments.items() if value is not None}
         for name in ("use_cache", "return_dict", "cache"):
             arguments.pop(name, None)
-        ids, mask = f"{self.prefix}input_ids", f"{self.prefix}attention_mask"
-        if ids not in arguments:
-            raise NotBucketableError(f"a call without {ids} (it has {sorted(arguments)}) has no bucket rule yet")
-        ids_BQ = on_host(arguments.pop(ids)).long()  # int32 ids would be graphs of their own
+        main = self.main_input(arguments)
+        ids, embeds = f"{self.prefix}input_ids", f"{self.prefix}inputs_embeds"
+        mask = f"{self.prefix}attention_mask"
+        if ids in arguments and embeds in arguments:
+            raise ValueError(f"{ids} and {embeds} were given: a call takes one of them")
+        name = ids if arguments.pop(ids, None) is main else embeds
+        arguments.pop(embeds, None)
+        # Ids of 32 bits would be graphs of their own.
+        main = on_host(main) if name == embeds else on_host(main).long()
         mask_BM = arguments.pop(mask, None)
-        per_token = [name for name in (f"{self.prefix}{name}" for name in PER_TOKEN) if name in arguments]
-        extras = {name: on_host(arguments.pop(name)).long() for name in per_token}
+        per_token = [own for own in (f"{self.prefix}{own}" for own in PER_TOKEN) if own in arguments]
+        extras = {own: on_host(arguments.pop(own)).long() for own in per_token}
+        if self.is_recurrent and self.takes_positions and not per_token:
+            # The model would count the pads in front of its first block.
+            extras["position_ids"] = torch.arange(cache.length, cache.length + main.shape[1])[None]
         kept = arguments.pop("logits_to_keep", 0)
-        batch, length = ids_BQ.shape
+        batch, length = main.shape[:2]
+        if batch == 0 or length == 0:
+            raise ValueError(
+                f"{name} of shape {tuple(main.shape)} holds no token: give at least one row of one token (a start "
+                "token where there is no text)"
+            )
         further, sizes = self._further_inputs(cache, arguments, batch)
-        outputs = fields_of(_asked(arguments), self.prefix, bool(self.cross))
+        outputs = fields_of(asked_of(arguments, self.model.config), self.prefix, bool(self.cross))
         constants = self._constants(arguments)
         past, is_first = cache.length, cache.state is None
         self.make_room(cache, past + length)
@@ -252,11 +296,11 @@ class BucketedGeneration:
         slots_Q = torch.full((block,), cache.rows - 1)
         slots_Q[lead : lead + length] = torch.arange(past, past + length)
         tensors = {
-            ids: _placed(pad_rows(ids_BQ, rows), lead, block),
+            name: _placed(pad_rows(main, rows), lead, block),
             mask: self._pad_mask(cache, mask_BM, length, rows, block, lead),
         }
-        for name, tensor in extras.items():  # the loop's positions may have one row for all
-            tensors[name] = _placed(pad_rows(tensor.expand(batch, length), rows), lead, block, fill="repeat")
+        for own, tensor in extras.items():
+            tensors[own] = _placed_per_token(own, tensor, batch, length, rows, lead, block)
         bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0], **sizes}
         positions = (slots_Q, torch.tensor(past), keep_N + lead)
         cut = Cut(batch, lead, length, past, is_first, self.windows, self._source_length(cache))
@@ -280,6 +324,9 @@ class BucketedGeneration:
         """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
         past, batch = cache.length, rows if mask_BM is None else mask_BM.shape[0]
         mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else on_host(mask_BM).long()
+        if not self.has_rows and mask_BM.dim() == 2 and mask_BM.shape[1] >= length:
+            # A state is never looked back at: callers may give the mask of the block alone.
+            return _placed(pad_rows(mask_BM[:, -length:], rows), lead, block)
         if mask_BM.dim() != 2 or mask_BM.shape[1] != past + length:
             raise NotBucketableError(
                 f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule"
@@ -287,8 +334,6 @@ class BucketedGeneration:
         mask_BM = pad_rows(mask_BM, rows)
         if cache.state is None:
             return _placed(mask_BM, lead, block)
-        if not self.has_rows:
-            return mask_BM[:, -length:]
         if self.is_recurrent and length > 1:
             # Recurrent layers take the last columns for those of the block; attention takes the first ones.
             return torch.cat([pad_axis(mask_BM, 1, cache.rows), mask_BM[:, -length:]], 1)
@@ -306,9 +351,10 @@ class BucketedGeneration:
         return repeat_last(positions, 0, self.kept_bucket(positions.shape[0], block))
 
     def _constants(self, arguments: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-        if "labels" in arguments:
+        if arguments.get("labels") is not None:
             raise NotBucketableError("labels have no bucket rule in generation")
-        arguments = {name: value for name, value in arguments.items() if value is not False}
+        # A configuration may ask for what a call does not want.
+        arguments = {name: value for name, value in arguments.items() if value is not False or name in FIELDS}
         rest = [name for name, value in arguments.items() if not isinstance(value, (bool, int, float, str))]
         if rest:
             raise NotBucketableError(f"arguments {sorted(rest)} have no bucket rule")
@@ -318,31 +364,53 @@ class BucketedGeneration:
         return {"batch": self.batches, "sequence": self.prompts, "cache": self.caches}
 
 
-def _asked(arguments: dict[str, Any]) -> list[str]:
-    """The further outputs that were asked for."""
-    return [name for name in FIELDS if arguments.get(name)]
-
-
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A normal (not inference) tensor on the host."""
     return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor
 
 
-def exact_parts(length: int) -> list[int]:
-    """The sizes of the short blocks that make up `length` tokens without a pad."""
+def exact_parts(length: int, sizes: Sequence[int] = SHORT_BLOCKS) -> list[int]:
+    """Blocks of `sizes` (ascending, from 1) that make up `length` tokens without a pad."""
     parts = []
-    for size in reversed(SHORT_BLOCKS):
+    for size in reversed(sizes):
         parts += [size] * (length // size)
         length %= size
     return parts
 
 
+def _part(name: str, value: Any, start: int, end: int, prefix: str) -> Any:
+    """What belongs to tokens [start, end) of an argument; `prefix` is that of the decoder's arguments."""
+    own = name.removeprefix(prefix)
+    if not isinstance(value, torch.Tensor) or not name.startswith(prefix):
+        return value
+    if own in PER_TOKEN or own == "input_ids":
+        return value[..., start:end]
+    return value[:, start:end] if own == "inputs_embeds" else value
+
+
 def _placed(x_BQ: torch.Tensor, lead: int, size: int, fill: int | str = 0) -> torch.Tensor:
-    """`x_BQ` behind `lead` pads, in `size` columns. Pads are `fill`, or repeat the nearest entry."""
+    """`x_BQ` (B, Q, ...) behind `lead` pads, in `size` columns. Pads are `fill`, or repeat the nearest entry."""
     length = x_BQ.shape[1]
     if length == size:
         return x_BQ
     if fill != "repeat":
-        return torch.nn.functional.pad(x_BQ, (lead, size - lead - length), value=fill)
+        behind = (0, 0) * (x_BQ.dim() - 2)
+        return torch.nn.functional.pad(x_BQ, (*behind, lead, size - lead - length), value=fill)
     nearest = torch.arange(-lead, size - lead).clamp(0, length - 1)
     return x_BQ[:, nearest]
+
+
+def _placed_per_token(
+    name: str, x: torch.Tensor, batch: int, length: int, rows: int, lead: int, block: int
+) -> torch.Tensor:
+    """An input of one entry per token, (B, Q) or, as positions of several kinds, (K, B, Q). It may have one row for
+    all.
+
+    Raises NotBucketableError for another shape.
+    """
+    if x.dim() not in (2, 3) or x.shape[-1] != length or x.shape[-2] not in (1, batch):
+        raise NotBucketableError(f"{name} of shape {tuple(x.shape)} beside {batch} rows of {length} tokens")
+    if x.dim() == 2:
+        return _placed(pad_rows(x.expand(batch, length), rows), lead, block, fill="repeat")
+    kinds = [_placed(pad_rows(kind.expand(batch, length), rows), lead, block, fill="repeat") for kind in x]
+    return torch.stack(kinds)

@@ -101,7 +101,8 @@ class BucketCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        return [kind.is_recurrent and not kind.has_rows for kind in self.owner.layers]
+        # Of recurrent layers too: the loop then passes what the cache has not read, as with other models.
+        return [False] * len(self)
 
     @property
     def is_dummy(self) -> list[bool]:

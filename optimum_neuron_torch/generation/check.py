@@ -6,7 +6,6 @@ structure. What it found is kept beside the model's graphs.
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from .. import runtime
+from ..buckets.graphs import Graphs
 from ..buckets.manifest import Manifest
 from ..buckets.shallow import shallow_twin
 from ..buckets.sources import versions
@@ -29,7 +29,7 @@ from .encoder_decoder import EncoderDecoderGeneration, bucketed_generation
 
 TOLERANCE = 1e-5
 # Prompt, continuation block, one token: past a window of `shallow.WINDOW` tokens, and none of them a bucket size.
-LENGTHS = (11, 3, 1)
+LENGTHS = (11, 7, 1)
 PADS = 4
 # Encoder positions.
 SOURCE = 13
@@ -83,9 +83,11 @@ def _ways(bucketed: BucketedGeneration) -> list[dict[str, Any]]:
     """Ways in which steps may run, by attributes of BucketedGeneration; the first is the one that all begin with.
 
     A model may leave its mask out where a block is one token, since nothing it stored itself has to be hidden then;
-    or take no other block.
+    or take no other block; or forget its recurrent state at a later block of several tokens.
     """
     ways = [{}, {"shortest": 4}, {"one_by_one": True}]
+    if bucketed.is_recurrent:
+        ways = [{}, {"parts": (1,)}, {"one_by_one": True}]
     if getattr(bucketed, "pads_source", False):
         ways += [{"pads_source": False, **way} for way in ways]
     return ways
@@ -93,7 +95,7 @@ def _ways(bucketed: BucketedGeneration) -> list[dict[str, Any]]:
 
 def _mismatch(model: torch.nn.Module, instead: dict[str, Any], trace: bool) -> str | None:
     try:
-        worst = _largest_difference(_twin(model), instead, _Traced() if trace else _Direct())
+        worst = _largest_difference(_twin(model), instead, trace)
     except Exception as error:
         return f"the self check could not run ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
     difference, scale, where = worst
@@ -111,37 +113,25 @@ def _twin(model: torch.nn.Module) -> torch.nn.Module:
         return host_copy(model)
 
 
-class _Direct:
-    """Takes the place of `Graphs`: runs every step as it is."""
-
-    changes = 0
-
-    def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
-        return step(*args)
-
-
-class _Traced:
-    """Takes the place of `Graphs`: traces every step as they do, and runs what was traced."""
-
-    changes = 0
+class _TracedGraphs(Graphs):
+    """Traces every step as `Graphs` does, and runs what was traced on the host."""
 
     def call(self, function: str, key: tuple, step: Callable, *args: Any) -> Any:
         return torch.compile(step, backend="eager", fullgraph=True, dynamic=False, isolate_recompiles=True)(*args)
 
 
-def _largest_difference(
-    twin: torch.nn.Module, instead: dict[str, Any], graphs: _Direct | _Traced
-) -> tuple[float, float, str]:
+def _largest_difference(twin: torch.nn.Module, instead: dict[str, Any], trace: bool) -> tuple[float, float, str]:
     """(difference, largest logit, step) of the step that is furthest off."""
     config = NeuronConfig(
         compile=False,
         attn_implementation=None,
         buckets=Buckets(batch=[4], sequence=[16], encoder_sequence=[24], cache=[48]),
     )
-    bucketed = bucketed_generation(twin, config, Ledger(f"check of {type(twin).__name__}"), graphs)
+    ledger = Ledger(f"check of {type(twin).__name__}")
+    bucketed = bucketed_generation(twin, config, ledger, (_TracedGraphs if trace else Graphs)(ledger, config))
     for name, value in instead.items():
         setattr(bucketed, name, value)
-    takes_positions = f"{bucketed.prefix}position_ids" in inspect.signature(type(twin).forward).parameters
+    takes_positions = bucketed.takes_positions
     total = sum(LENGTHS)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, twin.config.get_text_config(decoder=True).vocab_size, (3, total), generator=generator)

@@ -5,6 +5,7 @@ Shape legend: B batch, Q block length, K keys, H heads, D hidden size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -16,6 +17,12 @@ from .layers.kinds import LayerKind
 # What is asked for, and the fields of a decoder's output that hold it; those of an encoder-decoder have a prefix.
 FIELDS = {"output_hidden_states": ("hidden_states",), "output_attentions": ("attentions",)}
 CROSS = "cross_attentions"
+
+
+def asked_of(arguments: dict[str, Any], config: Any) -> list[str]:
+    """What a call asks for by its flags, or the model's configuration where the call says nothing."""
+    given = {name: arguments.get(name) for name in FIELDS}
+    return [name for name, flag in given.items() if (getattr(config, name, False) if flag is None else flag)]
 
 
 def fields_of(asked: Sequence[str], prefix: str, has_cross: bool) -> tuple[str, ...]:
@@ -81,3 +88,10 @@ def join_parts(field: str, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[tor
             torch.cat([torch.nn.functional.pad(x_BHQK, (0, keys - x_BHQK.shape[3])) for x_BHQK in column], 2)
         )
     return tuple(joined)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A tensor, or a tuple of such, compact and on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.contiguous().to(device)
+    return tuple(moved(part, device) for part in value) if isinstance(value, tuple) else value

@@ -6,12 +6,14 @@ them.
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 import wrapt
+from transformers.generation import GenerationMode
 
 from .. import runtime
 from ..generation.bucketed import BucketedGeneration, NotBucketableError
@@ -53,18 +55,35 @@ class _Called(wrapt.CallableObjectProxy):
         return self._self_call(**arguments)
 
 
+class _WithoutPrompt(wrapt.ObjectProxy):
+    """A streamer that was given the prompt already."""
+
+    def __init__(self, streamer: Any) -> None:
+        super().__init__(streamer)
+        self._self_has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._self_has_prompt:
+            self.__wrapped__.put(value)
+        self._self_has_prompt = True
+
+
 def generation_hooks(
-    model: torch.nn.Module, owner: Callable[[], BucketedGeneration | None], encode: Callable
+    model: torch.nn.Module, find_owner: Callable[[], BucketedGeneration | None], encode: Callable
 ) -> dict[str, Callable]:
     """Replacements for methods of `model`, by name, under which its generate() runs in buckets.
 
-    `owner()` gives the bucketed generation, or None where the model has to take the stock path; `encode` calls the
-    encoder of an encoder-decoder in buckets.
+    `find_owner()` gives the bucketed generation, or None where the model has to take the stock path; `encode` calls
+    the encoder of an encoder-decoder in buckets.
     """
+    forced = threading.local()  # a call that found out that it has no buckets, made again by this thread
     stock_generate, stock_prepare_cache = model.generate, model._prepare_cache_for_generation
     stock_inputs, stock_optimize = model.prepare_inputs_for_generation, model._optimize_model_for_decode
     stock_encode = model._prepare_text_encoder_decoder_kwargs_for_generation
     signature = inspect.signature(stock_generate)
+
+    def owner() -> BucketedGeneration | None:
+        return None if getattr(forced, "is_stock", False) else find_owner()
 
     def _stock_generate(*args: Any, **kwargs: Any) -> Any:
         # An encoder takes its inputs as they are; the loop itself moves what decoders take.
@@ -76,8 +95,27 @@ def generation_hooks(
 
     @wraps(stock_generate)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        if owner() is None:
+        bucketed = owner()
+        if bucketed is None:
             return _stock_generate(*args, **kwargs)
+        random_state = torch.get_rng_state()
+        try:
+            return _bucketed_generate(*args, **kwargs)
+        except NotBucketableError as error:
+            streamer = kwargs.get("streamer")
+            if error.has_begun and (bucketed.untraceable is None or streamer is not None):
+                raise
+            bucketed.ledger.depart("stock_path", "generate()", str(error))
+        torch.set_rng_state(random_state)
+        if streamer is not None:
+            kwargs["streamer"] = _WithoutPrompt(streamer)
+        forced.is_stock = True
+        try:
+            return _stock_generate(*args, **kwargs)
+        finally:
+            forced.is_stock = False
+
+    def _bucketed_generate(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         device = _first_device(bound.arguments)
         if device is None:
@@ -98,7 +136,7 @@ def generation_hooks(
         given = model_kwargs.get("cache")
         if isinstance(given, BucketCache):
             given.limit = max(given.limit, max_cache_length)
-        reason = _reason_for_stock_cache(bucketed, given, generation_config, model_kwargs)
+        reason = _reason_for_stock_cache(bucketed, given, generation_config, generation_mode)
         if reason is None and _is_compiled_by_user(model):
             reason = "the model's forward was compiled by the caller"
         if reason is not None:
@@ -110,8 +148,12 @@ def generation_hooks(
 
     @wraps(stock_inputs)
     def prepare_inputs_for_generation(*args: Any, **kwargs: Any) -> Any:
-        if not isinstance(kwargs.get("cache"), BucketCache):
+        cache = kwargs.get("cache")
+        if not isinstance(cache, BucketCache):
             return stock_inputs(*args, **kwargs)
+        next_length = kwargs.get("next_sequence_length")
+        if next_length is not None and next_length <= 0 and not cache.owner.has_rows:
+            kwargs["next_sequence_length"] = None  # new tokens alone, with a mask of their own
         return type(model).prepare_inputs_for_generation(_OnHost(model), *args, **kwargs)
 
     @wraps(stock_encode)
@@ -142,14 +184,15 @@ def deciding_on_host(stock: Callable) -> Callable:
     """
 
     @wraps(stock)
-    def _assisted_decoding(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return stock(_OnHost(self) if isinstance(kwargs.get("cache"), BucketCache) else self, *args, **kwargs)
+    def _assisted_decoding(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_apart = input_ids.device.type == "cpu" and runtime.is_neuron(next(self.parameters()))
+        return stock(_OnHost(self) if is_apart else self, input_ids, *args, **kwargs)
 
     return _assisted_decoding
 
 
 def _reason_for_stock_cache(
-    bucketed: BucketedGeneration | None, given: Any, generation_config: Any, model_kwargs: dict[str, Any]
+    bucketed: BucketedGeneration | None, given: Any, generation_config: Any, generation_mode: GenerationMode
 ) -> str | None:
     if bucketed is None:
         return "no bucketed generation for this model"
@@ -161,8 +204,8 @@ def _reason_for_stock_cache(
         return "use_cache=False was asked for"
     if generation_config.compile_config is not None:
         return "a compile_config was given"
-    if model_kwargs.get("inputs_embeds") is not None:
-        return "prompts of inputs_embeds have no buckets yet"
+    if generation_mode is GenerationMode.ASSISTED_GENERATION and bucketed.is_recurrent:
+        return "assisted decoding takes tokens back, which states in buckets do not allow"
     return None
 
 

@@ -9,8 +9,8 @@ import contextlib
 import copy
 import inspect
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
@@ -45,6 +45,7 @@ class Prepared:
     module: BucketedModule
     generation: "LazyGeneration | None"
     previous_attention: str | None
+    attention_lock: Any = field(default_factory=threading.RLock)
 
 
 class LazyGeneration:
@@ -65,6 +66,8 @@ class LazyGeneration:
             if not self._is_settled:
                 self._settle()
                 self._is_settled = True
+            if self._bucketed is not None and self._bucketed.untraceable is not None:
+                self.reason, self._bucketed = self._bucketed.untraceable, None
         if self._bucketed is None:
             self._ledger.depart("stock_path", "generate()", self.reason)
         return self._bucketed
@@ -80,7 +83,7 @@ class LazyGeneration:
             self.reason = str(error)
             return
         if self._config.verify is not False:
-            self.reason = check(bucketed, recording)
+            self.reason = check(bucketed, recording, trace=self._config.verify == "raise")
             if self.reason is not None and self._config.verify == "raise":
                 raise ValueError(
                     f"{type(self._model).__name__}: {self.reason}; verify='warn' takes the stock path instead"
@@ -208,10 +211,30 @@ def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
         arguments = _bound(signature, args, kwargs)
         if arguments is None or _has_fakes(arguments):
             return stock(*args, **kwargs)
-        with runtime.strict_device(*device_kinds) if device_kinds else contextlib.nullcontext():
+        with (
+            runtime.strict_device(*device_kinds) if device_kinds else contextlib.nullcontext(),
+            _with_weights(module, prepared, arguments),
+        ):
             return _bucketed_forward(module, prepared, stock, arguments)
 
     return forward
+
+
+@contextlib.contextmanager
+def _with_weights(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any]) -> Iterator[None]:
+    """The model's own attention where a call asks for attention weights, which ours does not keep."""
+    wanted = arguments.get("output_attentions")
+    wanted = getattr(getattr(module, "config", None), "output_attentions", False) if wanted is None else wanted
+    if not wanted or prepared.previous_attention is None:
+        yield
+        return
+    with prepared.attention_lock:
+        current = module.config._attn_implementation
+        module.set_attn_implementation(prepared.previous_attention)
+        try:
+            yield
+        finally:
+            module.set_attn_implementation(current)
 
 
 def _bound(signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -300,12 +323,24 @@ def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
     if module.config.is_encoder_decoder:
         return False
-    return bool(use_cache) and "input_ids" in arguments and "labels" not in arguments
+    has_prompt = any(arguments.get(name) is not None for name in ("input_ids", "inputs_embeds"))
+    return bool(use_cache) and has_prompt and arguments.get("labels") is None
 
 
 # Arguments that decide what a cache holds, and those that only decide what else a call returns.
-PROMPT = frozenset({"input_ids", "attention_mask", "position_ids", "token_type_ids"})
-OUTPUTS = frozenset({"output_attentions", "output_hidden_states", "logits_to_keep", "use_cache", "return_dict"})
+PROMPT = frozenset({"input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids"})
+OUTPUTS = frozenset(
+    {
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "logits_to_keep",
+        "use_cache",
+        "return_dict",
+    }
+)
+# What a step of generation returns beside logits.
+FIELDS_OF_STEPS = ("hidden_states", "attentions")
 
 
 def _cached_forward(
@@ -314,6 +349,7 @@ def _cached_forward(
     """A call with a cache of ours, or one that starts one; None for what the stock path has to serve."""
     from ..generation.bucketed import NotBucketableError
     from ..generation.cache import BucketCache
+    from ..generation.outputs import moved
 
     bucketed = _owner_of(cache, module) if isinstance(cache, BucketCache) else prepared.generation.get()
     if bucketed is None:
@@ -321,20 +357,22 @@ def _cached_forward(
     if cache is not None and not isinstance(cache, BucketCache):
         prepared.ledger.depart("stock_path", "forward()", f"the caller brought a {type(cache).__name__}")
         return None
-    ids = arguments.get(f"{bucketed.prefix}input_ids")
     is_tuple = arguments.get("return_dict", getattr(module.config, "return_dict", True)) is False
-    further = any(arguments.get(name) for name in ("output_attentions", "output_hidden_states"))
-    if cache is None and (torch.is_grad_enabled() or further) and arguments.keys() <= PROMPT | OUTPUTS:
+    returns_more = arguments.get("output_router_logits", getattr(module.config, "output_router_logits", False))
+    if cache is None and (torch.is_grad_enabled() or returns_more) and arguments.keys() <= PROMPT | OUTPUTS:
         return _forward_then_cache(module, prepared, stock, arguments, bucketed, is_tuple)
     try:
-        output = bucketed.forward(cache if cache is not None else BucketCache(bucketed, ids.shape[1]), arguments)
+        given = bucketed.main_input(arguments)
+        output = bucketed.forward(cache if cache is not None else BucketCache(bucketed, given.shape[1]), arguments)
     except NotBucketableError as error:
         if cache is not None:
             raise
         prepared.ledger.depart("stock_path", "forward()", str(error))
         return None
-    if ids.device.type != "cpu":
-        output.logits = output.logits.contiguous().to(ids.device)
+    if given.device.type != "cpu":
+        for name in ("logits", *FIELDS_OF_STEPS):
+            if output.get(name) is not None:
+                output[name] = moved(output[name], given.device)
     return output.to_tuple() if is_tuple else output
 
 
@@ -362,9 +400,9 @@ def _forward_then_cache(
 
     plain = {**arguments, "use_cache": False, "return_dict": True}
     output = _uncached_forward(module, prepared, stock, plain)
-    ids = arguments["input_ids"]
-    cache = BucketCache(bucketed, ids.shape[1])
-    cache.length, cache.rows_in_batch = ids.shape[1], ids.shape[0]
+    batch, length = bucketed.main_input(arguments).shape[:2]
+    cache = BucketCache(bucketed, length)
+    cache.length, cache.rows_in_batch = length, batch
     cache.prompt = {name: value for name, value in arguments.items() if name in PROMPT} | {"logits_to_keep": 1}
     output = type(output)(**{**output, "cache": cache})
     return output.to_tuple() if is_tuple else output

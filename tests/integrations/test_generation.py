@@ -1,6 +1,5 @@
 """generate() in buckets against stock generate() on the CPU, on tiny models."""
 
-import contextlib
 import copy
 import threading
 
@@ -160,7 +159,6 @@ def test_direct_calls_return_true_shapes_on_the_device(plain, model, ids, mask):
     [
         ({"use_cache": False}, "use_cache=False"),
         ({"cache_implementation": "dynamic"}, "cache_implementation='dynamic'"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
 )
 def test_what_buckets_do_not_serve_takes_the_stock_path_and_says_why(plain, tiny_llama, ids, mask, arguments, reason):
@@ -314,8 +312,7 @@ def test_assisted_decoding(plain, model, ids, device, arguments):
 def test_prompts_of_embeddings(plain, model, ids, mask, device):
     embeddings = plain.get_input_embeddings()(ids).detach()
     arguments = {"max_new_tokens": 6, "do_sample": False}
-    with pytest.warns(UserWarning, match="inputs_embeds") if device == "cpu" else contextlib.nullcontext():
-        found = model.generate(inputs_embeds=embeddings.to(device), attention_mask=mask.to(device), **arguments)
+    found = model.generate(inputs_embeds=embeddings.to(device), attention_mask=mask.to(device), **arguments)
     assert torch.equal(found.cpu(), plain.generate(inputs_embeds=embeddings, attention_mask=mask, **arguments))
 
 
