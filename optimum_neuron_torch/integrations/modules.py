@@ -83,7 +83,13 @@ class LazyGeneration:
             self.reason = str(error)
             return
         if self._config.verify is not False:
-            self.reason = check(bucketed, recording, trace=self._config.verify == "raise")
+            prepared = prepared_of(self._model)
+            self.reason = check(
+                bucketed,
+                recording,
+                plain_attention=None if prepared is None else prepared.previous_attention,
+                trace=self._config.verify == "raise",
+            )
             if self.reason is not None and self._config.verify == "raise":
                 raise ValueError(
                     f"{type(self._model).__name__}: {self.reason}; verify='warn' takes the stock path instead"
