@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
@@ -140,3 +141,8 @@ def bucketed_generation(
     """Bucketed generation of any Transformers model. Raises NotBucketableError for one without a bucket rule."""
     kind = EncoderDecoderGeneration if model.config.is_encoder_decoder else BucketedGeneration
     return kind(model, config, ledger, graphs)
+
+
+def on_host_throughout(output: ModelOutput) -> ModelOutput:
+    """An encoder's output with all its tensors on the host."""
+    return type(output)(**pytree.tree_map_only(torch.Tensor, on_host, dict(output)))

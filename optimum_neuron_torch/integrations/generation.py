@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import wrapt
+from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 
 from .. import runtime
@@ -31,6 +32,21 @@ class _OnHost(wrapt.CallableObjectProxy):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+
+def _on_host_throughout(model: torch.nn.Module) -> _OnHost:
+    """The same for a method of the model and all that it calls of `self`, but for what is replaced on the object."""
+    own = {
+        name: member
+        for kind in reversed(type(model).__mro__)
+        for name, member in vars(kind).items()
+        if inspect.isfunction(member) and not name.startswith("__") and name not in vars(model)
+    }
+    return type(type(model).__name__, (_OnHost,), own)(model)
+
+
+def _has_own_generate(model: torch.nn.Module) -> bool:
+    return type(model).generate is not GenerationMixin.generate
 
 
 class _CallsEncoder:
@@ -85,6 +101,12 @@ def generation_hooks(
     def owner() -> BucketedGeneration | None:
         return None if getattr(forced, "is_stock", False) else find_owner()
 
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        # A generate() of the model's own makes tensors on `self.device`, beside those of the caller.
+        if not _has_own_generate(model):
+            return stock_generate(*args, **kwargs)
+        return type(model).generate(_on_host_throughout(model), *args, **kwargs)
+
     def _stock_generate(*args: Any, **kwargs: Any) -> Any:
         # An encoder takes its inputs as they are; the loop itself moves what decoders take.
         if not (model.config.is_encoder_decoder and is_active(model)):
@@ -119,10 +141,10 @@ def generation_hooks(
         bound = signature.bind(*args, **kwargs)
         device = _first_device(bound.arguments)
         if device is None:
-            return stock_generate(*args, **kwargs)
+            return loop(*args, **kwargs)
         # The loop grows ids, mask and positions token by token: on the device each length would be a compilation.
         host = _move(bound.arguments, torch.device("cpu"))
-        result = stock_generate(
+        result = loop(
             *signature.bind(**_flat(host, signature)).args, **signature.bind(**_flat(host, signature)).kwargs
         )
         return _move(result, device)

@@ -295,10 +295,12 @@ def _uncached_forward(module: torch.nn.Module, prepared: Prepared, stock: Callab
 
 def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any]) -> Any:
     """A call of an encoder-decoder's encoder by generate(), whose outputs stay on the host."""
+    from ..generation.encoder_decoder import on_host_throughout
+
     encoder = module.get_encoder()
     own = replace(prepared, module=prepared.generation.get().encoder, generation=None)
     arguments = {name: value for name, value in arguments.items() if value is not None}
-    return _uncached_forward(encoder, own, encoder.forward, arguments)
+    return on_host_throughout(_uncached_forward(encoder, own, encoder.forward, arguments))
 
 
 def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
