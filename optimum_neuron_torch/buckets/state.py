@@ -138,8 +138,8 @@ def describe(value: Any, depth: int = 0) -> Any:
         return [type(value).__name__, *((describe(k, depth + 1), describe(v, depth + 1)) for k, v in value.items())]
     # Not only a dataclass's fields: configurations keep the attention implementation beside them.
     attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
-    if is_dataclass(value):
-        attributes = {field.name: getattr(value, field.name) for field in fields(value)} | attributes
+    if is_dataclass(value) and not attributes:  # one with slots
+        attributes = {field.name: getattr(value, field.name) for field in fields(value)}
     unrelated = _UNRELATED_OF_CONFIG if _is_config(value) else ()
     return [
         _name_of(type(value)),

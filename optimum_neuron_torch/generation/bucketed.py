@@ -259,7 +259,7 @@ class BucketedGeneration:
     # ---- padding ----------------------------------------------------------------------------------------------------
 
     def _pad(self, cache: BucketCache, arguments: dict[str, Any]) -> StepInputs:
-        arguments = {name: value for name, value in arguments.items() if value is not None}
+        arguments = {name: value for name, value in arguments.items() if not _is_nothing(value)}
         for name in ("use_cache", "return_dict", "cache"):
             arguments.pop(name, None)
         main = self.main_input(arguments)
@@ -362,6 +362,11 @@ class BucketedGeneration:
 
     def axes(self) -> dict[str, AxisSizes]:
         return {"batch": self.batches, "sequence": self.prompts, "cache": self.caches}
+
+
+def _is_nothing(value: Any) -> bool:
+    """None, or a dict of nothing, as the loop passes for pictures that a prompt does not have."""
+    return value is None or (isinstance(value, dict) and all(map(_is_nothing, value.values())))
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
