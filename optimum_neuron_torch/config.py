@@ -273,6 +273,8 @@ class NeuronConfig:
             )
         except TypeError as error:
             raise ValueError(f"{path} has keys this version does not know ({error})") from error
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 def _check_choice(name: str, value: Any, choices: tuple) -> None:

@@ -89,6 +89,8 @@ def _run_forward(model: torch.nn.Module, module: Any, step: WarmupStep) -> None:
     arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "token_type_ids" in module.parameters:  # tokenizers of models that know them always give them
         arguments["token_type_ids"] = torch.zeros_like(ids)
+    if "sequence" in step.bucket and module.sequence_axis != "sequence":
+        arguments["decoder_input_ids"] = torch.full((ids.shape[0], step.bucket["sequence"]), module.pad_token)
     if "use_cache" in module.parameters:
         arguments["use_cache"] = False
     output = model(**arguments)
