@@ -24,6 +24,7 @@ from .progress import compiling
 from .regions import Regions
 from .state import ModuleState
 from .stored import Made, Maker
+from .undisturbed import current_stretch
 
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Graphs:
         self._digests: dict[int, str] = {}
         # How often the state of a module was found to be another: what was learned about its outputs holds no more.
         self.changes = 0
+        self._asked: dict[int, tuple[object, str]] = {}
         self._manifest: Manifest | None = None
         self._made: set[tuple[str, frozenset, str]] = set()
         self._circumstances = ""
@@ -93,6 +95,19 @@ class Graphs:
                 return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
             return self._call_compiled(place, function, step, key, states, args)[1]
 
+    def known(self, function: str, key: tuple, *args: Any) -> Callable | None:
+        """What `call` runs for these arguments, if that is one function that was made already; call it by `again`."""
+        if self.config.compile is False or self.config.compile == "blocks":
+            return None
+        with self._lock:
+            states = [self._state(arg) for arg in args if isinstance(arg, torch.nn.Module)]
+            return self._compiled.get((function, key, *states, signature(args), process_state()))
+
+    def again(self, compiled: Callable, *args: Any) -> Any:
+        """Run what `known` found, while nothing that it depends on can have changed (see `undisturbed`)."""
+        with self._lock:
+            return compiled(*args)
+
     def _call_compiled(
         self, place: "Place", name: str, step: Callable, key: tuple, states: list[str], args: Sequence[Any]
     ) -> tuple[Callable, Any]:
@@ -121,7 +136,10 @@ class Graphs:
         return blocks
 
     def _state(self, module: torch.nn.Module) -> str:
-        place = id(module)
+        place, stretch = id(module), current_stretch()
+        asked_in, digest = self._asked.get(place, (None, ""))
+        if stretch is not None and asked_in is stretch:
+            return digest
         state = self._states.get(place)
         if state is None:  # it keeps the module, so that its id stays its own
             state = self._states[place] = ModuleState(module)
@@ -129,6 +147,7 @@ class Graphs:
         if self._digests.setdefault(place, digest) != digest:
             self._digests[place] = digest
             self.changes += 1
+        self._asked[place] = (stretch, digest)
         return digest
 
     def _note(self, made: Made, place: "Place", seconds: float) -> None:

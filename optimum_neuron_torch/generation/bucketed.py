@@ -10,6 +10,7 @@ to the bucket.
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from ..buckets.graphs import Graphs
 from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
+from ..buckets.undisturbed import current_stretch
 from ..config import NeuronConfig
 from ..report import Ledger
 from .cache import BucketCache
 from .layers.crossing import CacheCrossing
 from .layers.kinds import LayerKind, UnknownLayerError, layer_kinds
 from .outputs import FIELDS, Cut, asked_of, fields_of, join_parts, windows_of
+from .repeated import RepeatedStep
 from .steps import StepSpec, gather_rows, grow_store, step
 
 
@@ -154,6 +157,9 @@ class BucketedGeneration:
 
         Raises NotBucketableError for an argument without a bucket rule.
         """
+        again = cache.again
+        if again is not None and again.serves(cache, arguments):
+            return self._run_again(again, cache, arguments)
         try:
             with torch.inference_mode(False), torch.no_grad():
                 return self._forward(cache, arguments)
@@ -193,11 +199,47 @@ class BucketedGeneration:
         logits, further, made = output[0], output[1 : 1 + len(inputs.outputs)], output[1 + len(inputs.outputs) :]
         if is_first:
             cache.state = made
+        elif function == "decode":
+            self._expect_more(cache, arguments, inputs, (function, inputs.bucket, shell, spec, tensors))
         batch = inputs.cut.batch
         self.ledger.used(function, inputs.bucket, batch * length, inputs.bucket["batch"] * inputs.bucket["block"])
         cache.length, cache.rows_in_batch = cache.length + length, batch
         fields = {name: inputs.cut.apply(name, tensors) for name, tensors in zip(inputs.outputs, further, strict=True)}
         return self._output(logits.to("cpu")[:batch, : inputs.kept], cache, arguments, fields)
+
+    def _expect_more(self, cache: BucketCache, arguments: dict[str, Any], inputs: StepInputs, ran: tuple) -> None:
+        """Keep a decode step that ran twice on one store, for the tokens that follow in the same generate()."""
+        is_second, cache.decoded = cache.decoded == id(cache.state), id(cache.state)
+        cache.again = None
+        ids, mask = f"{self.prefix}input_ids", f"{self.prefix}attention_mask"
+        function, bucket, shell, spec, tensors = ran
+        is_plain = bucket["block"] == 1 and mask in inputs.tensors and inputs.tensors[mask].shape[1] == cache.rows
+        if inputs.outputs or not is_second or not is_plain or current_stretch() is None or self.is_recurrent:
+            return
+        compiled = self.graphs.known(function, tuple(bucket.items()), shell, spec, *tensors, *cache.tensors)
+        if compiled is not None:
+            cache.again = RepeatedStep(
+                partial(self.graphs.again, compiled, shell, spec),
+                cache,
+                arguments,
+                device=tensors,
+                names=tuple(inputs.tensors),
+                ids=ids,
+                mask=mask,
+                per_token=(ids, *(f"{self.prefix}{name}" for name in PER_TOKEN)),
+                use=(function, bucket, inputs.cut.batch, inputs.kept),
+            )
+
+    def _run_again(self, again: RepeatedStep, cache: BucketCache, arguments: dict[str, Any]) -> ModelOutput:
+        function, bucket, batch, kept = again.use
+        if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                logits = again(cache, arguments).to("cpu")
+        else:
+            logits = again(cache, arguments).to("cpu")
+        cache.length += 1
+        self.ledger.used(function, bucket, batch, bucket["batch"])
+        return self._output(logits[:batch, :kept], cache, arguments, {})
 
     def _output(
         self, logits: torch.Tensor, cache: BucketCache, arguments: dict[str, Any], further: dict[str, Any]

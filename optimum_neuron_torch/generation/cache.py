@@ -14,6 +14,7 @@ from .steps import spread
 
 if TYPE_CHECKING:
     from .bucketed import BucketedGeneration
+    from .repeated import RepeatedStep
 
 
 class BucketCache(Cache):
@@ -24,7 +25,8 @@ class BucketCache(Cache):
 
     Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its
     tensors, None where the model leaves one out; prompt: arguments of a call whose keys are stored when they are first
-    needed, or None; source: what an encoder-decoder keeps of its encoder.
+    needed, or None; source: what an encoder-decoder keeps of its encoder; again: the last decode step, while it may be
+    repeated; decoded: the identity of `state` at the last decode step.
     """
 
     is_compileable = False
@@ -36,6 +38,8 @@ class BucketCache(Cache):
         self.state: list[torch.Tensor | None] | None = None
         self.prompt: dict[str, Any] | None = None
         self.source: Any = None
+        self.again: RepeatedStep | None = None
+        self.decoded = 0
 
     def fill(self) -> None:
         """Store the keys of `prompt`."""
@@ -55,7 +59,7 @@ class BucketCache(Cache):
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Exchange the tensors of the store."""
-        self.state = list(spread(self.held, tensors))
+        self.state, self.again = list(spread(self.held, tensors)), None
 
     @property
     def self_attention_cache(self) -> Cache:
@@ -142,7 +146,7 @@ class BucketCache(Cache):
         return twin
 
     def reset(self) -> None:
-        self.length, self.state, self.prompt, self.source = 0, None, None, None
+        self.length, self.state, self.prompt, self.source, self.again = 0, None, None, None, None
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(

@@ -17,8 +17,10 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 
 from .. import runtime
+from ..buckets.undisturbed import undisturbed
 from ..generation.bucketed import BucketedGeneration, NotBucketableError
 from ..generation.cache import BucketCache
+from .library_code import is_library_code, is_library_value
 from .modules import is_active
 
 
@@ -140,13 +142,15 @@ def generation_hooks(
     def _bucketed_generate(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         device = _first_device(bound.arguments)
+        stretch = undisturbed(is_library_code(model) and all(map(is_library_value, bound.arguments.values())))
         if device is None:
-            return loop(*args, **kwargs)
+            with stretch:
+                return loop(*args, **kwargs)
         # The loop grows ids, mask and positions token by token: on the device each length would be a compilation.
         host = _move(bound.arguments, torch.device("cpu"))
-        result = loop(
-            *signature.bind(**_flat(host, signature)).args, **signature.bind(**_flat(host, signature)).kwargs
-        )
+        bound = signature.bind(**_flat(host, signature))
+        with stretch:
+            result = loop(*bound.args, **bound.kwargs)
         return _move(result, device)
 
     @wraps(stock_prepare_cache)
