@@ -303,6 +303,12 @@ def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, An
     return on_host_throughout(_uncached_forward(encoder, own, encoder.forward, arguments))
 
 
+def _of_encoder(module: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of a model's arguments that its encoder takes."""
+    taken = inspect.signature(type(module.get_encoder()).forward).parameters
+    return {name: value for name, value in arguments.items() if name in taken and name != "use_cache"}
+
+
 def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """A call that has no bucket rule: compiled at its own shapes, or eagerly where it cannot be compiled."""
     returns_more = arguments.get("use_cache") is True
@@ -329,9 +335,9 @@ def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:
     """Whether a direct call of a text decoder would return a cache."""
     use_cache = arguments.get("use_cache")
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
-    if module.config.is_encoder_decoder:
-        return False
-    has_prompt = any(arguments.get(name) is not None for name in ("input_ids", "inputs_embeds"))
+    # A decoder beside an encoder that is given no tokens makes up its own.
+    names = ("decoder_input_ids",) if module.config.is_encoder_decoder else ("input_ids", "inputs_embeds")
+    has_prompt = any(arguments.get(name) is not None for name in names)
     return bool(use_cache) and has_prompt and arguments.get("labels") is None
 
 
@@ -347,8 +353,6 @@ OUTPUTS = frozenset(
         "return_dict",
     }
 )
-# What a step of generation returns beside logits.
-FIELDS_OF_STEPS = ("hidden_states", "attentions")
 
 
 def _cached_forward(
@@ -366,6 +370,11 @@ def _cached_forward(
         prepared.ledger.depart("stock_path", "forward()", f"the caller brought a {type(cache).__name__}")
         return None
     is_tuple = arguments.get("return_dict", getattr(module.config, "return_dict", True)) is False
+    if module.config.is_encoder_decoder:
+        if cache is None:
+            return _forward_then_cache(module, prepared, stock, arguments, bucketed, is_tuple)
+        if arguments.get("encoder_outputs") is None:
+            arguments = {**arguments, "encoder_outputs": _encode(module, prepared, _of_encoder(module, arguments))}
     returns_more = arguments.get("output_router_logits", getattr(module.config, "output_router_logits", False))
     if cache is None and (torch.is_grad_enabled() or returns_more) and arguments.keys() <= PROMPT | OUTPUTS:
         return _forward_then_cache(module, prepared, stock, arguments, bucketed, is_tuple)
@@ -378,8 +387,8 @@ def _cached_forward(
         prepared.ledger.depart("stock_path", "forward()", str(error))
         return None
     if given.device.type != "cpu":
-        for name in ("logits", *FIELDS_OF_STEPS):
-            if output.get(name) is not None:
+        for name in output:
+            if name != "cache":
                 output[name] = moved(output[name], given.device)
     return output.to_tuple() if is_tuple else output
 
@@ -411,7 +420,11 @@ def _forward_then_cache(
     batch, length = bucketed.main_input(arguments).shape[:2]
     cache = BucketCache(bucketed, length)
     cache.length, cache.rows_in_batch = length, batch
-    cache.prompt = {name: value for name, value in arguments.items() if name in PROMPT} | {"logits_to_keep": 1}
+    cache.prompt = {name: value for name, value in arguments.items() if name.removeprefix(bucketed.prefix) in PROMPT}
+    if bucketed.prefix:
+        cache.prompt["encoder_outputs"] = (output["encoder_last_hidden_state"],)
+    else:
+        cache.prompt["logits_to_keep"] = 1
     output = type(output)(**{**output, "cache": cache})
     return output.to_tuple() if is_tuple else output
 
