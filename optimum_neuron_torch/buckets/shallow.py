@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
+
 
 # Windows and chunks are narrowed to this, so that a short run passes them.
 WINDOW = 6
@@ -36,6 +38,16 @@ def shallow_twin(model: PreTrainedModel) -> PreTrainedModel:
         except Exception as failure:  # sizes that depend on others, layers that share weights
             error = error or failure
     raise error
+
+
+def twin_for_checks(model: PreTrainedModel) -> torch.nn.Module:
+    """A shallow twin, or a copy on the host of a small model that has none. Raises as `shallow_twin` does."""
+    try:
+        return shallow_twin(model)
+    except Exception:
+        if parameter_bytes(model) > LARGEST_COPY_BYTES:
+            raise
+        return host_copy(model)
 
 
 def _configs(model: PreTrainedModel) -> Iterator[PreTrainedConfig]:

@@ -27,6 +27,7 @@ from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
 from ..nki.paths import recording
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
+from .attention_check import AttentionCheck
 from .hooks import put_hooks, remove_hooks, saving
 from .noticing import unwatch
 
@@ -37,14 +38,14 @@ PREPARED = "_neuron_prepared"
 @dataclass
 class Prepared:
     """What prepare() keeps on a module: its configuration, ledger, bucketed forward and (for text decoders) bucketed
-    generation.
+    generation, and what its attention was before.
     """
 
     config: NeuronConfig
     ledger: Ledger
     module: BucketedModule
     generation: "LazyGeneration | None"
-    previous_attention: str | None
+    attention: AttentionCheck
     attention_lock: Any = field(default_factory=threading.RLock)
 
 
@@ -98,6 +99,11 @@ class LazyGeneration:
             self._bucketed = bucketed
 
 
+def _generation_of(prepared: Prepared) -> Any | None:
+    prepared.attention.settle()
+    return prepared.generation.get()
+
+
 def prepared_of(module: Any) -> Prepared | None:
     return getattr(module, "__dict__", {}).get(PREPARED)
 
@@ -115,7 +121,7 @@ def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
         ledger,
         BucketedModule(module, config, ledger, graphs),
         LazyGeneration(module, config, ledger, graphs) if can_generate else None,
-        previous,
+        AttentionCheck(module, previous, config, ledger),
     )
     hooks: dict[str, Callable] = {
         "forward": _forward_hook(module, prepared),
@@ -128,7 +134,7 @@ def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
 
         hooks |= generation_hooks(
             module,
-            lambda: prepared.generation.get() if is_active(module) else None,
+            lambda: _generation_of(prepared) if is_active(module) else None,
             lambda **arguments: _encode(module, prepared, arguments),
         )
     put_hooks(module, hooks, ledger, **{PREPARED: prepared})
@@ -142,8 +148,8 @@ def detach(module: torch.nn.Module) -> torch.nn.Module:
     if prepared is None:
         return module
     remove_hooks(module)
-    if prepared.previous_attention is not None:
-        module.set_attn_implementation(prepared.previous_attention)
+    if prepared.attention.previous is not None:
+        module.set_attn_implementation(prepared.attention.previous)
     return module
 
 
@@ -217,6 +223,7 @@ def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
         arguments = _bound(signature, args, kwargs)
         if arguments is None or _has_fakes(arguments):
             return stock(*args, **kwargs)
+        prepared.attention.settle()
         with (
             runtime.strict_device(*device_kinds) if device_kinds else contextlib.nullcontext(),
             _with_weights(module, prepared, arguments),
@@ -231,12 +238,12 @@ def _with_weights(module: torch.nn.Module, prepared: Prepared, arguments: dict[s
     """The model's own attention where a call asks for attention weights, which ours does not keep."""
     wanted = arguments.get("output_attentions")
     wanted = getattr(getattr(module, "config", None), "output_attentions", False) if wanted is None else wanted
-    if not wanted or prepared.previous_attention is None:
+    if not wanted or prepared.attention.previous is None:
         yield
         return
     with prepared.attention_lock:
         current = module.config._attn_implementation
-        module.set_attn_implementation(prepared.previous_attention)
+        module.set_attn_implementation(prepared.attention.previous)
         try:
             yield
         finally:
@@ -434,7 +441,7 @@ def _deepcopy_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
         twin = copy.deepcopy(shell_of(module), memo)
         memo[id(module)] = twin
         attached = attach(twin, prepared.config)
-        prepared_of(attached).previous_attention = prepared.previous_attention
+        prepared_of(attached).attention.previous = prepared.attention.previous
         return attached
 
     return deepcopy

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM
 
 import optimum_neuron_torch as ont
 
@@ -24,4 +24,24 @@ def test_a_model_that_does_more_for_sdpa_keeps_it():
             model = ont.prepare(model, ont.NeuronConfig(options={"executor": "aten", "lowering": "off"}))
         found = model(ids, use_cache=False).logits.cpu()
     assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_model_whose_masks_are_of_another_form_keeps_its_attention():
+    """Compressed attention adds its own columns to a mask of numbers; attention "nki" gets masks of truth values."""
+    torch.manual_seed(0)
+    config = DeepseekV4Config(
+        vocab_size=99, hidden_size=32, moe_intermediate_size=12, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=16, q_lora_rank=16, o_lora_rank=16, o_groups=2, n_routed_experts=4,
+        num_experts_per_tok=2, sliding_window=8, index_n_heads=2, index_head_dim=16,
+        index_topk=3, max_position_embeddings=64, layer_types=["compressed_sparse_attention"] * 2,
+    )  # fmt: skip
+    model = DeepseekV4ForCausalLM(config).eval()
+    ids = torch.randint(5, 99, (2, 12))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        model = ont.prepare(model, ont.NeuronConfig(options={"executor": "aten", "lowering": "off"}))
+        with pytest.warns(UserWarning, match="attention 'nki' changes logits"):
+            found = model(ids, use_cache=False).logits.cpu()
+    assert model.config._attn_implementation == "eager"
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
