@@ -88,7 +88,7 @@ class LazyGeneration:
             self.reason = check(
                 bucketed,
                 recording,
-                plain_attention=None if prepared is None else prepared.previous_attention,
+                plain_attention=None if prepared is None else prepared.attention.previous,
                 trace=self._config.verify == "raise",
             )
             if self.reason is not None and self._config.verify == "raise":
