@@ -91,9 +91,12 @@ class Graphs:
             blocks = self._blocks(modules)
             self._buckets.add((function, key))
             place = Place(function, bucket_of(key) or _sizes(args), next(iter(modules), None))
-            if blocks:
-                return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
-            return self._call_compiled(place, function, step, key, states, args)[1]
+            try:
+                if blocks:
+                    return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
+                return self._call_compiled(place, function, step, key, states, args)[1]
+            except torch.OutOfMemoryError as error:
+                raise torch.OutOfMemoryError(f"{self.ledger.name}, {place.described()}: {error}") from error
 
     def known(self, function: str, key: tuple, *args: Any) -> Callable | None:
         """What `call` runs for these arguments, if that is one function that was made already; call it by `again`."""

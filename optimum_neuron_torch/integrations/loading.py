@@ -1,5 +1,6 @@
 """from_pretrained(..., device_map="neuron", neuron_config=...): where a model goes, and with which configuration."""
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import torch
 
 from .. import runtime
-from ..config import NeuronConfig
+from ..config import CONFIG_NAME, NeuronConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 # Names for "spread it over what there is": on neuron each means the current core alone.
@@ -57,12 +61,14 @@ def choose_config(neuron_config: NeuronConfig | bool | None, name_or_path: Any) 
     """The configuration to prepare with: the one given, else the saved one, else the default; None for `False`."""
     if neuron_config is False:
         return None
-    if neuron_config is None or neuron_config is True:
-        saved = NeuronConfig.from_pretrained(name_or_path) if _is_directory(name_or_path) else None
-        return saved or NeuronConfig()
-    if not isinstance(neuron_config, NeuronConfig):
+    if neuron_config not in (None, True) and not isinstance(neuron_config, NeuronConfig):
         raise ValueError(f"neuron_config={neuron_config!r}: expected NeuronConfig(...), False, or None")
-    return neuron_config
+    has_file = _is_directory(name_or_path) and (Path(name_or_path) / CONFIG_NAME).is_file()
+    if isinstance(neuron_config, NeuronConfig):
+        if has_file:
+            logger.info("neuron_config was given: %s is not read", Path(name_or_path) / CONFIG_NAME)
+        return neuron_config
+    return (NeuronConfig.from_pretrained(name_or_path) if has_file else None) or NeuronConfig()
 
 
 def refuse_config_elsewhere(neuron_config: Any, device_map: Any) -> None:
