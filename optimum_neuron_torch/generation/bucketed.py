@@ -37,6 +37,8 @@ from .steps import StepSpec, gather_rows, grow_store, step
 
 # Continuation blocks (chat turns, assisted decoding) are short: these sizes come before the prompt buckets.
 SHORT_BLOCKS = (1, 4, 16)
+# Longer prompts of recurrent layers are read in blocks of this: scans make graphs that grow with the prompt.
+SCANNED_BLOCK = 512
 # Inputs of forward that have one entry per token and are padded like the ids.
 PER_TOKEN = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 CROSSINGS[Cache] = CacheCrossing()
@@ -115,7 +117,7 @@ class BucketedGeneration:
         self.is_recurrent = any(kind.is_recurrent for kind in self.layers)
         self.has_rows = any(kind.has_rows for kind in self.layers)
         self.takes_positions = f"{self.prefix}position_ids" in inspect.signature(type(model).forward).parameters
-        self.parts = SHORT_BLOCKS  # sizes in which blocks run that must hold no pad
+        self.parts = (1,)  # sizes in which recurrent layers read on
         self.untraceable: str | None = None  # why steps of this model cannot be compiled, once that was met
 
     # ---- choosing buckets -------------------------------------------------------------------------------------------
@@ -168,12 +170,19 @@ class BucketedGeneration:
             raise
 
     def _forward(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
+        if cache.is_torn:
+            raise ValueError(
+                "this cache was left by a call that failed in the middle, with recurrent states that may have read "
+                "its tokens already: start again with a new cache"
+            )
         cache.fill()
         length = self.main_input(arguments).shape[1]
         if self.one_by_one and length > 1:
             return self._in_parts(cache, arguments, [1] * length)
-        if self.is_recurrent and cache.state is not None and length and length not in self.parts:
-            return self._in_parts(cache, arguments, exact_parts(length, self.parts))
+        if self.is_recurrent:
+            parts = recurrent_parts(length, self.parts, cache.state is None)
+            if len(parts) > 1:
+                return self._in_parts(cache, arguments, parts)
         return self._run(cache, arguments)
 
     def _run(self, cache: BucketCache, arguments: dict[str, Any]) -> CausalLMOutputWithPast:
@@ -194,18 +203,21 @@ class BucketedGeneration:
         tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
         length = inputs.cut.length
         function = self.first if is_first else "decode" if length == 1 else "block"
+        cache.is_torn = self.is_recurrent and not is_first
         with borrowed(self.shell, self.model) as shell:
             output = self._call(function, inputs.bucket, step, shell, spec, *tensors, *cache.tensors)
         logits, further, made = output[0], output[1 : 1 + len(inputs.outputs)], output[1 + len(inputs.outputs) :]
+        batch = inputs.cut.batch
+        logits = logits.to("cpu")[:batch, : inputs.kept]
+        fields = {name: inputs.cut.apply(name, tensors) for name, tensors in zip(inputs.outputs, further, strict=True)}
+        # Only now is the block in the cache: where anything before failed, the next call starts from what was.
         if is_first:
             cache.state = made
         elif function == "decode":
             self._expect_more(cache, arguments, inputs, (function, inputs.bucket, shell, spec, tensors))
-        batch = inputs.cut.batch
         self.ledger.used(function, inputs.bucket, batch * length, inputs.bucket["batch"] * inputs.bucket["block"])
-        cache.length, cache.rows_in_batch = cache.length + length, batch
-        fields = {name: inputs.cut.apply(name, tensors) for name, tensors in zip(inputs.outputs, further, strict=True)}
-        return self._output(logits.to("cpu")[:batch, : inputs.kept], cache, arguments, fields)
+        cache.length, cache.rows_in_batch, cache.is_torn = cache.length + length, batch, False
+        return self._output(logits, cache, arguments, fields)
 
     def _expect_more(self, cache: BucketCache, arguments: dict[str, Any], inputs: StepInputs, ran: tuple) -> None:
         """Keep a decode step that ran twice on one store, for the tokens that follow in the same generate()."""
@@ -331,7 +343,8 @@ class BucketedGeneration:
         constants = self._constants(arguments)
         past, is_first = cache.length, cache.state is None
         self.make_room(cache, past + length)
-        rows, block = self.batches.fit(batch), self.block_bucket(length, is_first)
+        rows = self.batches.fit(batch)
+        block = length if self.is_recurrent and not is_first else self.block_bucket(length, is_first)
         keep_N = self._kept_positions(kept, length, block)
         kept = length if isinstance(kept, int) and kept == 0 else kept if isinstance(kept, int) else kept.shape[0]
         lead = block - length if self.is_recurrent else 0  # pads in front of the block; none behind it then
@@ -414,6 +427,20 @@ def _is_nothing(value: Any) -> bool:
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A normal (not inference) tensor on the host."""
     return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor
+
+
+def recurrent_parts(length: int, sizes: Sequence[int], is_first: bool) -> list[int]:
+    """The blocks as which recurrent layers read `length` tokens. Only one that starts a sequence may hold pads.
+
+    `sizes`: see `exact_parts`; layers that read on in single tokens alone take any first block whole.
+    """
+    reads_blocks = max(sizes) > 1
+    if not is_first:
+        return exact_parts(length, (*sizes, SCANNED_BLOCK) if reads_blocks else sizes)
+    if not reads_blocks or length <= SCANNED_BLOCK:
+        return [length]
+    rest = length % SCANNED_BLOCK
+    return [rest] * bool(rest) + [SCANNED_BLOCK] * (length // SCANNED_BLOCK)
 
 
 def exact_parts(length: int, sizes: Sequence[int] = SHORT_BLOCKS) -> list[int]:

@@ -37,6 +37,7 @@ class BucketCache(Cache):
         self.length, self.rows, self.rows_in_batch = 0, 0, 0
         self.state: list[torch.Tensor | None] | None = None
         self.prompt: dict[str, Any] | None = None
+        self.is_torn = False
         self.source: Any = None
         self.again: RepeatedStep | None = None
         self.decoded = 0

@@ -23,7 +23,7 @@ from ..buckets.state import describe
 from ..buckets.twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
 from ..config import Buckets, NeuronConfig
 from ..report import Ledger
-from .bucketed import BucketedGeneration
+from .bucketed import SHORT_BLOCKS, BucketedGeneration
 from .cache import BucketCache
 from .encoder_decoder import EncoderDecoderGeneration, bucketed_generation
 
@@ -86,14 +86,14 @@ def _find(bucketed: BucketedGeneration, plain_attention: str | None, trace: bool
 
 
 def _ways(bucketed: BucketedGeneration) -> list[dict[str, Any]]:
-    """Ways in which steps may run, by attributes of BucketedGeneration; the first is the one that all begin with.
+    """Ways in which steps may run, by attributes of BucketedGeneration, the fastest first.
 
     A model may leave its mask out where a block is one token, since nothing it stored itself has to be hidden then;
     or take no other block; or forget its recurrent state at a later block of several tokens.
     """
     ways = [{}, {"shortest": 4}, {"one_by_one": True}]
     if bucketed.is_recurrent:
-        ways = [{}, {"parts": (1,)}, {"one_by_one": True}]
+        ways = [{"parts": SHORT_BLOCKS}, {}, {"one_by_one": True}]
     if getattr(bucketed, "pads_source", False):
         ways += [{"pads_source": False, **way} for way in ways]
     return ways
