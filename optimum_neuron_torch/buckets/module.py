@@ -161,10 +161,19 @@ class BucketedModule:
         return plan.layout.structure.rebuild(outputs)
 
     def _compiled_padded(self, call: Call, plan: Plan, padded: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Raises ExactShapesError where an automatic bucket goes beyond what the model can take."""
+        """Raises ExactShapesError where an automatic bucket goes beyond what the model can take, ValueError where a
+        listed one does.
+        """
         try:
             return self._compiled(self.function, plan.bucket, call.form, padded)
         except (IndexError, RuntimeError) as error:
+            for axis, size in plan.bucket.items():
+                limit = self.limits.get(axis)
+                if limit is not None and plan.sizes[axis] <= limit < size:
+                    raise ValueError(
+                        f"the bucket {axis} {size} is above the limit of {type(self.module).__name__}, {limit}, which "
+                        f"does not run at that size: use Buckets({axis}=[..., {limit}])"
+                    ) from error
             open_axes = [
                 axis
                 for axis, size in plan.sizes.items()

@@ -59,7 +59,7 @@ def test_a_bucket_that_the_models_positions_do_not_reach(ids):
     plain = BertModel(BertConfig(**SMALL)).eval()
     model = ont.prepare(copy.deepcopy(plain), config(batch=[4], sequence=[16, 256]))
     with torch.no_grad():
-        with pytest.raises((ValueError, IndexError, RuntimeError), match="256"):
+        with pytest.raises(ValueError, match=r"sequence 256 is above the limit of BertModel, 64.*\[\.\.\., 64\]"):
             model(torch.ones(2, 20, dtype=torch.long))
         torch.testing.assert_close(
             model(ids).last_hidden_state.cpu(), plain(ids).last_hidden_state, rtol=1e-5, atol=1e-5

@@ -122,12 +122,16 @@ def test_a_dry_run_says_what_is_cached_and_touches_nothing(tiny_llama, tmp_path,
 @pytest.mark.parametrize(
     "change",
     [
-        lambda model: model.to(torch.bfloat16),
-        lambda model: model.set_attn_implementation("eager"),
-        lambda model: model.resize_token_embeddings(400),
-        lambda model: torch.set_num_threads(torch.get_num_threads() + 1),
+        pytest.param(lambda model: model.to(torch.bfloat16), id="dtype"),
+        *(
+            pytest.param(change, id=name, marks=pytest.mark.slow)
+            for name, change in {
+                "attention": lambda model: model.set_attn_implementation("eager"),
+                "vocabulary": lambda model: model.resize_token_embeddings(400),
+                "threads": lambda model: torch.set_num_threads(torch.get_num_threads() + 1),
+            }.items()
+        ),
     ],
-    ids=["dtype", "attention", "vocabulary", "threads"],
 )
 def test_what_is_cached_for_another_state_is_missing(tiny_bert, tmp_path, monkeypatch, change):
     monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
@@ -186,6 +190,7 @@ def test_one_graph_serves_no_grad_and_inference_mode_and_another_gradients(tiny_
     assert any(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_gradients_of_a_model_that_generates(tiny_llama, ids):
     model = loaded(tiny_llama)
     steps = ont.warmup(model, ont.Buckets(batch=[2], sequence=[16], cache=[64]), progress=False, gradients=True)
