@@ -8,7 +8,8 @@ import torch
 import transformers
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.generation import bucketed
+from optimum_neuron_torch.generation import bucketed, check
+from optimum_neuron_torch.report import Ledger
 from tests.tiny_models import TINY
 
 
@@ -249,3 +250,36 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(monkeypatch, ids, case, er
                 model(ids[:, 8:9], cache=cache)
             cache = model(ids[:, :8], use_cache=True).cache
         assert_close([model(ids[:, 8:9], cache=cache).logits], [whole[:, 8:9]])
+
+
+def test_the_self_check_runs_once_for_a_model(monkeypatch, ids):
+    runs = []
+    find = check._find
+
+    def counted(*args):
+        runs.append(args)
+        return find(*args)
+
+    monkeypatch.setattr(check, "_find", counted)
+    values = {**GROUPED, "hidden_size": 32, "sliding_window": 7}
+    results = []
+    for _ in range(2):
+        _, model = pair("Mistral", values, compile=False)
+        results.append(model.generate(ids, max_new_tokens=3, do_sample=False))
+        assert ont.report(model).attention["nki"] > 0
+    assert len(runs) == 1 and torch.equal(*results)
+    _, model = pair("Mistral", values | {"sliding_window": 8}, compile=False)
+    model.generate(ids, max_new_tokens=1, do_sample=False)
+    assert len(runs) == 2
+
+
+def test_the_self_check_finds_what_padding_changes():
+    """Its own twin of a model whose mask counts from the end of the keys."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=320, hidden_size=48, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+        window_size=256, max_position_embeddings=512,
+    )  # fmt: skip
+    model = transformers.GPTNeoForCausalLM(config).eval()
+    ledger = Ledger("GPTNeo")
+    owner = bucketed.BucketedGeneration(model, ont.NeuronConfig(), ledger)
+    assert "the self check found a difference" in check._find(owner, None, False)["reason"]
