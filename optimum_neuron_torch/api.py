@@ -35,6 +35,7 @@ def prepare(
     TypeError for an object that is none of these, ValueError for bucket axes the model does not have.
     """
     from .integrations.modules import attach, detach, prepared_of
+    from .integrations.sentence_transformers import attach_sentence_model, is_sentence_model
 
     if config is not None and not isinstance(config, NeuronConfig):
         raise TypeError(f"config={config!r}: expected NeuronConfig(...) or None")
@@ -63,7 +64,7 @@ def prepare(
         detach(model)
         _move_to_device(model)
         _adopt_pad_token(model, tokenizer)
-        attach(model, wanted)
+        (attach_sentence_model if is_sentence_model(model) else attach)(model, wanted)
         if verify is True and prepared_of(model).generation is not None:
             prepared_of(model).generation.get()
     return model_or_pipeline
@@ -112,12 +113,14 @@ def warmup(
     Raises ValueError for a model that was not prepared, that has no such axes, or that is not on a neuron device, and
     BucketOverflowError for a size that its buckets do not serve.
     """
+    from .integrations.sentence_transformers import is_sentence_model
     from .integrations.warmup import warm
 
     if buckets is not None and not isinstance(buckets, Buckets):
         raise TypeError(f"buckets={buckets!r}: expected Buckets(...) or None")
     steps = (
-        warm(model, buckets, dry_run=dry_run, progress=progress, gradients=gradients) for model in _models_of(obj)
+        warm(model, buckets, dry_run=dry_run, progress=progress, gradients=gradients)
+        for model in ([obj] if is_sentence_model(obj) else _models_of(obj))
     )
     return [step for of_model in steps for step in of_model]
 
@@ -195,6 +198,8 @@ def _models_of(obj: Any) -> list[torch.nn.Module]:
     """The models prepare() works on: the object, a pipeline's model, or the Transformers models inside a module."""
     if _is_diffusers(obj, "DiffusionPipeline"):
         return [part for part in obj.components.values() if isinstance(part, torch.nn.Module)]
+    from .integrations.sentence_transformers import is_sentence_model
+
     if not isinstance(obj, torch.nn.Module):
         obj_model = getattr(obj, "model", None)
         if isinstance(obj_model, torch.nn.Module):
@@ -206,7 +211,8 @@ def _models_of(obj: Any) -> list[torch.nn.Module]:
         raise TypeError(
             "this module was compiled with torch.compile already: prepare the model itself, then compile it"
         )
-    return list(_outermost_models(obj)) or [obj]
+    models = list(_outermost_models(obj)) or [obj]
+    return [*models, obj] if is_sentence_model(obj) and obj not in models else models
 
 
 def _outermost_models(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .axes import OutputRules, UnknownAxesError, find_rules, small_sizes
+from .flat import Form, NotFlatError, flatten
 from .inputs import Placed
-from .layouts import Layout, Structure, Verdict
-from .probing import Call, FakeModule, HostModule, Samples, as_float32, first_line, small_host_module, tensors_in
+from .layouts import Layout, Verdict
+from .probing import Call, FakeModule, HostModule, Samples, as_float32, first_line, small_host_module
 from .selfcheck import SelfCheck
 from .twin import LARGEST_COPY_BYTES, parameter_bytes
 
@@ -37,16 +40,16 @@ class Finder:
         for module, is_float32 in self._modules(failures):
             for placed, probes in self._attempts():
                 try:
-                    structure, rules = self._rules(module, is_float32, placed, probes)
+                    output, rules = self._rules(module, is_float32, placed, probes)
+                except NotFlatError as error:
+                    return f"its output has no bucket rule: {error}"
                 except UnknownAxesError as error:
                     failures.append(str(error))
                 except Exception as error:
                     failures.append(f"it does not run at probing sizes: {first_line(error)}")
                 else:
-                    if (foreign := structure.foreign()) is not None:
-                        return f"it returns a {foreign}"
                     placed, probes, rules = self._with_other_axis(module, is_float32, placed, probes, rules)
-                    return self._checked(Layout(placed.dims, rules, structure, self._hidden(placed)), placed, probes)
+                    return self._checked(Layout(placed.dims, rules, output, self._hidden(placed)), placed, probes)
         return failures[0] if failures else "no input has a batch"
 
     def _hidden(self, placed: Placed) -> dict[str, str]:
@@ -110,20 +113,21 @@ class Finder:
 
     def _rules(
         self, module: Any, is_float32: bool, placed: Placed, probes: dict[str, tuple[int, int, int]]
-    ) -> tuple[Structure, OutputRules]:
-        structures: list[Structure] = []
+    ) -> tuple[Form, OutputRules]:
+        """How the output is nested, and its rules. Raises what the module raises, NotFlatError, UnknownAxesError."""
+        forms: list[Form] = []
 
         def shapes(sizes: dict[str, int]) -> list[tuple[int, ...]]:
             inputs = self.samples.zeros(placed.dims, sizes)
             inputs = [as_float32(tensor) for tensor in inputs] if is_float32 else inputs
-            output = module.run(self.call.form, inputs)
-            structures.append(Structure.of(output))
-            if structures[-1].leaves != structures[0].leaves:
+            tensors: list[torch.Tensor] = []
+            forms.append(flatten(module.run(self.call.form, inputs), tensors))
+            if forms[-1] != forms[0]:
                 raise UnknownAxesError("a number among its outputs depends on the input's size")
-            return [tuple(tensor.shape) for tensor in tensors_in(output)]
+            return [tuple(tensor.shape) for tensor in tensors]
 
         rules = find_rules(shapes, tuple(placed.sizes), probes)
-        return structures[0], rules
+        return forms[0], rules
 
     # ---- the self check ---------------------------------------------------------------------------------------------
 

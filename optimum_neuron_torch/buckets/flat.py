@@ -45,7 +45,7 @@ def flatten(value: Any, tensors: list[torch.Tensor]) -> Form:
     kind = type(value)
     if kind in (dict, OrderedDict) or isinstance(value, UserDict) or _is_model_output(value):
         return Container(kind, tuple(value), tuple(flatten(part, tensors) for part in value.values()))
-    if kind in (list, tuple) or _is_named_tuple(kind):
+    if kind in (list, tuple) or _is_named_tuple(kind) or _is_result_of_torch(kind):
         return Container(kind, (), tuple(flatten(part, tensors) for part in value))
     raise NotFlatError(f"a {kind.__name__} is neither a tensor nor a constant of a graph")
 
@@ -57,7 +57,7 @@ def rebuild(form: Form, tensors: Sequence[torch.Tensor]) -> Any:
     if not isinstance(form, Container):
         return form
     parts = [rebuild(part, tensors) for part in form.forms]
-    if form.kind in (list, tuple):
+    if form.kind in (list, tuple) or _is_result_of_torch(form.kind):
         return form.kind(parts)
     if issubclass(form.kind, tuple):
         return form.kind(*parts)
@@ -75,6 +75,19 @@ def paths(form: Form, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from paths(part, (*path, str(key)))
 
 
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors that `flatten` finds, in its order. It can be traced into a graph."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, UserDict):
+        value = value.data
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in tensors_of(part)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors_of(part)]
+    return []
+
+
 def _is_model_output(value: Any) -> bool:
     """Whether `value` is an output of Transformers or Diffusers: an ordered dict that is a dataclass."""
     return isinstance(value, OrderedDict) and is_dataclass(value)
@@ -82,3 +95,8 @@ def _is_model_output(value: Any) -> bool:
 
 def _is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _is_result_of_torch(kind: type) -> bool:
+    """Whether `kind` is a named result of a torch function (torch.return_types)."""
+    return issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields")

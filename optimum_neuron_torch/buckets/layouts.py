@@ -5,17 +5,19 @@ beside the model's graphs, so that it is found out once.
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+import operator
+import sys
+from collections import UserDict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from .. import runtime
 from ..files import write_atomically
 from .axes import DimRule, OutputRules
+from .flat import Container, Form, Slot
 from .sources import NoSourceError, digests, versions
 
 
@@ -23,41 +25,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "layouts"
 FORMAT = 1
-CONSTANTS = (bool, int, float, str, type(None))
-
-
-class Tensor:
-    """Stands for a tensor among an output's leaves."""
-
-    def __repr__(self) -> str:
-        return "<tensor>"
-
-
-TENSOR = Tensor()
-
-
-@dataclass(frozen=True)
-class Structure:
-    """How an output is nested: its tree and its leaves, TENSOR where a tensor goes."""
-
-    tree: pytree.TreeSpec
-    leaves: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, output: Any) -> "Structure":
-        leaves, tree = pytree.tree_flatten(output)
-        return cls(tree, tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
-
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        tensors = iter(tensors)
-        return pytree.tree_unflatten([next(tensors) if leaf is TENSOR else leaf for leaf in self.leaves], self.tree)
-
-    def foreign(self) -> str | None:
-        """The name of a type among the leaves that is neither a tensor nor a constant, or None."""
-        for leaf in self.leaves:
-            if leaf is not TENSOR and not isinstance(leaf, CONSTANTS):
-                return type(leaf).__name__
-        return None
 
 
 @dataclass(frozen=True)
@@ -65,12 +32,12 @@ class Layout:
     """The rules of calls of one form.
 
     Attributes: dims: the axes of the inputs' dimensions. rules: the sizes of the outputs. unpadded: axes that run at
-    their own size, each with the reason.
+    their own size, each with the reason. output: how the outputs are nested.
     """
 
     dims: dict[str, tuple[str | None, ...]]
     rules: OutputRules
-    structure: Structure
+    output: Form
     unpadded: dict[str, str] = field(default_factory=dict)
 
 
@@ -125,10 +92,34 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "format": FORMAT,
         "dims": verdict.dims,
         "rules": [[asdict(rule) for rule in output] for output in verdict.rules],
-        "tree": pytree.treespec_dumps(verdict.structure.tree),
-        "leaves": [None if leaf is TENSOR else [leaf] for leaf in verdict.structure.leaves],
+        "output": _plain_form(verdict.output),
         "unpadded": verdict.unpadded,
     }
+
+
+def _plain_form(form: Form) -> Any:
+    """Raises TypeError for a constant that JSON has no form of."""
+    if isinstance(form, Slot):
+        return {"slot": form.index}
+    if isinstance(form, Container):
+        kind = f"{form.kind.__module__}:{form.kind.__qualname__}"
+        return {"kind": kind, "keys": form.keys, "forms": [_plain_form(part) for part in form.forms]}
+    if not isinstance(form, (bool, int, float, str, type(None))):
+        raise TypeError(f"a {type(form).__name__} is not stored")
+    return {"constant": form}
+
+
+def _form(data: dict[str, Any]) -> Form:
+    """The inverse. Only classes that are loaded are looked up, and only containers among them."""
+    if "slot" in data:
+        return Slot(data["slot"])
+    if "kind" not in data:
+        return data["constant"]
+    module, _, name = data["kind"].partition(":")
+    kind = operator.attrgetter(name)(sys.modules[module])
+    if not (isinstance(kind, type) and issubclass(kind, (dict, UserDict, list, tuple))):
+        raise TypeError(f"{data['kind']} is no container")
+    return Container(kind, tuple(data["keys"]), tuple(map(_form, data["forms"])))
 
 
 def _read(path: Path) -> Verdict | None:
@@ -141,10 +132,8 @@ def _read(path: Path) -> Verdict | None:
         rules = tuple(
             tuple(DimRule(**{**rule, "axes": tuple(rule["axes"])}) for rule in output) for output in data["rules"]
         )
-        leaves = tuple(TENSOR if leaf is None else leaf[0] for leaf in data["leaves"])
-        structure = Structure(pytree.treespec_loads(data["tree"]), leaves)
         dims = {path: tuple(axes) for path, axes in data["dims"].items()}
-        return Layout(dims, rules, structure, data["unpadded"])
+        return Layout(dims, rules, _form(data["output"]), data["unpadded"])
     except FileNotFoundError:
         return None
     except Exception as error:  # a damaged file, an output type that is not loaded

@@ -7,6 +7,9 @@ Shape legend: B batch, S sequence.
 import inspect
 import itertools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +20,10 @@ from ..config import NeuronConfig
 from ..report import Ledger
 from .axes import DimRule
 from .finder import Finder
-from .flat import Form, NotFlatError
+from .flat import Form, NotFlatError, flatten, rebuild, tensors_of
 from .graphs import Graphs
 from .inputs import TOKENS, InputAxes, Pads, Placed
-from .layouts import Layout, LayoutStore, Structure
+from .layouts import Layout, LayoutStore
 from .modes import outside_inference_mode
 from .pad import dense
 from .probing import (
@@ -31,7 +34,6 @@ from .probing import (
     call_forward,
     first_line,
     small_host_module,
-    tensors_in,
     text_config,
 )
 from .selfcheck import narrow
@@ -45,6 +47,20 @@ _LIMITS = {
     "sequence": ("max_target_positions", "max_position_embeddings"),
     "encoder_sequence": ("max_source_positions", "max_position_embeddings"),
 }
+
+
+# Where outputs go in calls from this context; None: where the module is, or its owner wants them.
+_home: ContextVar[str | None] = ContextVar("home of outputs", default=None)
+
+
+@contextmanager
+def answering_on(device: str) -> Iterator[None]:
+    """Within the block, bucketed calls return tensors on `device`: for code behind them that has no bucket shapes."""
+    token = _home.set(device)
+    try:
+        yield
+    finally:
+        _home.reset(token)
 
 
 class ExactShapesError(NotImplementedError):
@@ -64,7 +80,7 @@ class ForwardSpec:
 
 def run_forward(model: torch.nn.Module, spec: ForwardSpec, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """The compiled function: returns the tensors among the outputs, in order."""
-    return tensors_in(call_forward(model, spec.form, list(tensors)))
+    return tensors_of(call_forward(model, spec.form, list(tensors)))
 
 
 @dataclass(frozen=True)
@@ -158,7 +174,7 @@ class BucketedModule:
                 self._cut(output, rules, plan) for output, rules in zip(outputs, plan.layout.rules, strict=True)
             ]
         self.ledger.used(self.function, plan.bucket, _positions(plan.sizes), _positions(plan.bucket))
-        return plan.layout.structure.rebuild(outputs)
+        return rebuild(plan.layout.output, outputs)
 
     def _compiled_padded(self, call: Call, plan: Plan, padded: list[torch.Tensor]) -> list[torch.Tensor]:
         """Raises ExactShapesError where an automatic bucket goes beyond what the model can take, ValueError where a
@@ -200,11 +216,11 @@ class BucketedModule:
                 for leaf in call.leaves
             ]
             part = call.with_tensors(tensors)
-            parts.append(tensors_in(self._run(part, self._placed(part, plan, {**plan.sizes, "batch": rows}))))
+            parts.append(tensors_of(self._run(part, self._placed(part, plan, {**plan.sizes, "batch": rows}))))
         joined = [
             torch.cat([part.to("cpu") for part in column]).to(self._home.device) for column in zip(*parts, strict=True)
         ]
-        return plan.layout.structure.rebuild(joined)
+        return rebuild(plan.layout.output, joined)
 
     def exact(self, arguments: dict[str, Any]) -> Any:
         """Run a call at its own shapes, one graph per shape."""
@@ -215,29 +231,29 @@ class BucketedModule:
         shapes = {leaf.path: "x".join(map(str, leaf.shape)) or "scalar" for leaf in call.leaves}
         with outside_inference_mode():
             tensors = [_on_host(leaf.tensor) for leaf in call.leaves]
-            structure = self._structure(call.form, tensors)
+            output = self._output_form(call.form, tensors)
             outputs = self._compiled("exact", shapes, call.form, tensors)
             if self._forget_plans():
-                structure = self._structure(call.form, tensors)
+                output = self._output_form(call.form, tensors)
         self.ledger.used("exact", shapes, 1, 1)
-        return structure.rebuild(outputs)
+        return rebuild(output, outputs)
 
-    def _structure(self, form: Form, tensors: list[torch.Tensor]) -> Structure:
+    def _output_form(self, form: Form, tensors: list[torch.Tensor]) -> Form:
         """How the outputs of a call at exact shapes are nested. Raises ExactShapesError where that is not known."""
         key = ("exact", self._state(), form, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
         with self._lock:
             found = self._layouts.get(key, self.module)
             if found is None:
                 try:
-                    found = Layout({}, (), Structure.of(self._run_anywhere(form, tensors)))
+                    found = Layout({}, (), flatten(self._run_anywhere(form, tensors), []))
+                except NotFlatError as error:
+                    found = f"its output has no rule: {error}"
                 except Exception as error:  # the stock path says what is wrong with the call
                     raise ExactShapesError(f"it does not run at these shapes: {first_line(error)}") from error
-                if (foreign := found.structure.foreign()) is not None:
-                    found = f"it returns a {foreign}"
                 self._layouts.put(key, self.module, found)
         if isinstance(found, str):
             raise ExactShapesError(found)
-        return found.structure
+        return found.output
 
     def _run_anywhere(self, form: Form, tensors: list[torch.Tensor]) -> Any:
         try:
@@ -299,8 +315,8 @@ class BucketedModule:
         be a new shape.
         """
         wanted = [rule.size(plan.sizes) for rule in rules]
-        if self.home is not None:
-            return narrow(output.to(self.home), rules, plan.bucket, plan.sizes).contiguous()
+        if (home := _home.get() or self.home) is not None:
+            return narrow(output.to(home), rules, plan.bucket, plan.sizes).contiguous()
         if list(output.shape) == wanted:
             return output
         behind_first = wanted[1:] != list(output.shape[1:]) or len(rules[0].axes) > 1
@@ -370,7 +386,7 @@ class BucketedModule:
         if verdict is None:
             verdict = Finder(self, call, candidates).find()
             if isinstance(verdict, Layout):
-                self._layouts.put(dims_key, self.module, Layout(verdict.dims, (), Structure.of(None)))
+                self._layouts.put(dims_key, self.module, Layout(verdict.dims, (), None))
                 key = (*key[:2], _open_shapes(call, Placed.of(verdict.dims, leaves)), key[3])
             self._layouts.put(key, self.module, verdict)
         reasons = [verdict] if isinstance(verdict, str) else list(verdict.unpadded.values())

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .flat import Form, flatten, paths, rebuild
@@ -29,10 +28,6 @@ def call_forward(module: torch.nn.Module, form: Form, tensors: list[torch.Tensor
     """The class's forward, whatever hooks the instance carries, on arguments made from flat tensors."""
     arguments = rebuild(form, tensors)
     return type(module).forward(module, *arguments.pop(POSITIONAL, ()), **arguments)
-
-
-def tensors_in(output: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 class FakeModule:

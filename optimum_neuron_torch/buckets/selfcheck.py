@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import torch
 
 from .axes import DimRule, OutputRules
+from .flat import tensors_of
 from .inputs import Dims, Pads
-from .probing import Call, HostModule, Samples, tensors_in
+from .probing import Call, HostModule, Samples
 
 
 TOLERANCE = 1e-5
@@ -37,10 +38,10 @@ class SelfCheck:
         for floats in ("sampled", "normal", "negative") if has_floats else ("sampled",):
             leaves = self.samples.draw(self.dims, sizes, floats)
             given = [leaf.tensor for leaf in leaves if leaf.path != self.call.made]
-            plain = tensors_in(self.module.run(self.call.plain_form, given))
+            plain = tensors_of(self.module.run(self.call.plain_form, given))
             padded = [self.pads.pad(leaf, self.dims[leaf.path], bucket) for leaf in leaves]
             try:
-                run = tensors_in(self.module.run(self.call.form, padded))
+                run = tensors_of(self.module.run(self.call.form, padded))
             except Exception as error:
                 return f"it does not run padded ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]})"
             difference = self._difference(plain, run, rules, sizes, bucket)

@@ -47,6 +47,8 @@ class Prepared:
     generation: "LazyGeneration | None"
     attention: AttentionCheck
     attention_lock: Any = field(default_factory=threading.RLock)
+    # Arguments of a call at (batch, sequence), for a module that does not take tokens by the usual names.
+    sample: Callable[[int, int], dict[str, Any]] | None = None
 
 
 class LazyGeneration:
@@ -108,8 +110,19 @@ def prepared_of(module: Any) -> Prepared | None:
     return getattr(module, "__dict__", {}).get(PREPARED)
 
 
-def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
-    """Give `module` its bucketed forward and generation; returns the same object."""
+def attach(
+    module: torch.nn.Module,
+    config: NeuronConfig,
+    *,
+    function: str | None = None,
+    further: dict[str, Callable] | None = None,
+    again: Callable | None = None,
+) -> torch.nn.Module:
+    """Give `module` its bucketed forward and generation; returns the same object.
+
+    `function` names the forward's graphs; `further` are methods of the module to be replaced beside it, by name;
+    `again` attaches to a copy of the module (None: this function).
+    """
     check_axes(module, config.buckets)
     unwatch(module)
     ledger = Ledger(type(module).__name__, config.strict)
@@ -119,13 +132,14 @@ def attach(module: torch.nn.Module, config: NeuronConfig) -> torch.nn.Module:
     prepared = Prepared(
         config,
         ledger,
-        BucketedModule(module, config, ledger, graphs),
+        BucketedModule(module, config, ledger, graphs, function=function),
         LazyGeneration(module, config, ledger, graphs) if can_generate else None,
         AttentionCheck(module, previous, config, ledger),
     )
     hooks: dict[str, Callable] = {
         "forward": _forward_hook(module, prepared),
-        "__deepcopy__": _deepcopy_hook(module, prepared),
+        "__deepcopy__": _deepcopy_hook(module, prepared, again or attach),
+        **(further or {}),
     }
     if hasattr(module, "save_pretrained"):
         hooks["save_pretrained"] = saving(module, config)
@@ -436,11 +450,11 @@ def _forward_then_cache(
     return output.to_tuple() if is_tuple else output
 
 
-def _deepcopy_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
+def _deepcopy_hook(module: torch.nn.Module, prepared: Prepared, again: Callable) -> Callable:
     def deepcopy(memo: dict) -> torch.nn.Module:
         twin = copy.deepcopy(shell_of(module), memo)
         memo[id(module)] = twin
-        attached = attach(twin, prepared.config)
+        attached = again(twin, prepared.config)
         prepared_of(attached).attention.previous = prepared.attention.previous
         return attached
 

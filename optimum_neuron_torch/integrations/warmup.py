@@ -81,10 +81,14 @@ def _run(model: torch.nn.Module, prepared: Prepared, step: WarmupStep) -> None:
             warm_generation(prepared.generation.get(), step.bucket)
     else:
         with torch.inference_mode(False), torch.set_grad_enabled(step.gradients):
-            _run_forward(model, prepared.module, step)
+            _run_forward(model, prepared, step)
 
 
-def _run_forward(model: torch.nn.Module, module: Any, step: WarmupStep) -> None:
+def _run_forward(model: torch.nn.Module, prepared: Prepared, step: WarmupStep) -> None:
+    module = prepared.module
+    if prepared.sample is not None:
+        model(**prepared.sample(step.bucket["batch"], step.bucket[module.sequence_axis]))
+        return
     ids = torch.full((step.bucket["batch"], step.bucket[module.sequence_axis]), module.pad_token, dtype=torch.long)
     arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "token_type_ids" in module.parameters:  # tokenizers of models that know them always give them

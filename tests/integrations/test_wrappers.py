@@ -1,31 +1,14 @@
-"""prepare() on what contains a Transformers model: SentenceTransformer, PEFT, any module."""
+"""prepare() on what contains a Transformers model: PEFT, any module."""
 
-import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForCausalLM
 
 import optimum_neuron_torch as ont
-from examples.packaged_models import minilm
 from optimum_neuron_torch.integrations.modules import prepared_of
 
 
 CONFIG = ont.NeuronConfig(options={"executor": "aten", "lowering": "off"})
-
-
-def test_sentence_transformers_run_in_buckets():
-    texts = ["a cat", "the quick brown fox jumps over the lazy dog " * 6, "x"]
-    plain = SentenceTransformer(str(minilm()), device="cpu")
-    model = SentenceTransformer(str(minilm()), device="neuron")
-    assert ont.prepare(model, CONFIG) is model and prepared_of(model) is None
-    found, expected = (torch.from_numpy(some.encode(texts)) for some in (model, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    report = ont.report(model)
-    assert report.departures == [] and {use.function for use in report.buckets} == {"encode"}
-    ont.unprepare(model)
-    with pytest.raises(ValueError, match="not prepared"):
-        ont.report(model)
 
 
 def test_adapters_around_a_model(tiny_llama, ids, mask):
