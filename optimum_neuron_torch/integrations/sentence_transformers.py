@@ -33,7 +33,23 @@ def attach_sentence_model(model: torch.nn.Module, config: NeuronConfig) -> torch
     attach(model, config, function="encode", further=hooks, again=attach_sentence_model)
     prepared_of(model).sample = lambda batch, length: {"input": _features(model, batch, length)}
     prepared_of(model).module.takes_tokens = True
+    prepared_of(model).attention = AttentionOfParts(model)
     return model
+
+
+class AttentionOfParts:
+    """The attention checks of the models in a chain, whose own forwards are not called any more."""
+
+    previous = None
+
+    def __init__(self, chain: torch.nn.Module) -> None:
+        self._chain = chain
+
+    def settle(self) -> None:
+        for part in self._chain.modules():
+            prepared = prepared_of(part)
+            if prepared is not None and part is not self._chain:
+                prepared.attention.settle()
 
 
 def _features(model: torch.nn.Module, batch: int, length: int) -> Any:

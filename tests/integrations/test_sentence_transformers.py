@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
 import optimum_neuron_torch as ont
 from examples.packaged_models import minilm
 from optimum_neuron_torch.integrations.modules import prepared_of
+from tests.tiny_models import TINY
 
 
 CONFIG = ont.NeuronConfig(
@@ -25,13 +28,34 @@ def texts(count):
     return [" ".join(chance.choices(words, k=chance.randint(1, 60))) for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def encoders():
-    plain = SentenceTransformer(str(minilm()), device="cpu")
-    model = SentenceTransformer(str(minilm()), device="neuron")
+def tiny_model(model_class, directory, **settings):
+    """A tiny BERT with MiniLM's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(minilm())
+    torch.manual_seed(0)
+    model_class(BertConfig(**{**TINY, "vocab_size": len(tokenizer)}, **settings)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+def prepared(model_class, directory):
+    plain, model = (model_class(directory, device=device) for device in ("cpu", "neuron"))
     assert ont.prepare(model, CONFIG) is model
     ont.warmup(model, progress=False)
     return model, plain
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    directory = tiny_model(BertModel, tmp_path_factory.mktemp("tiny"))
+    transformer = Transformer(directory)
+    chain = [transformer, Pooling(transformer.get_embedding_dimension()), Dense(48, 20), Normalize()]
+    SentenceTransformer(modules=chain, device="cpu").save(directory + "-sentence")
+    return prepared(SentenceTransformer, directory + "-sentence")
+
+
+@pytest.mark.slow
+def test_minilm():
+    test_a_hundred_texts_add_neither_graphs_nor_eager_signatures(prepared(SentenceTransformer, str(minilm())))
 
 
 def test_a_hundred_texts_add_neither_graphs_nor_eager_signatures(encoders):
@@ -55,7 +79,7 @@ def test_results_of_all_kinds(encoders):
             x, y = (each["sentence_embedding"] if isinstance(each, dict) else each for each in (x, y))
             assert x.device.type == "neuron" and x.shape == y.shape
             torch.testing.assert_close(x.cpu(), y, rtol=0, atol=1e-5 * max(1.0, y.abs().max().item()))
-    one, other = (m.encode("a cat", truncate_dim=64) for m in (model, plain))
+    one, other = (m.encode("a cat", truncate_dim=16) for m in (model, plain))
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
     features = plain.preprocess(texts(3))
     assert model(copy.deepcopy(features))["sentence_embedding"].device.type == "neuron"
@@ -71,17 +95,7 @@ def test_it_can_be_taken_back(encoders):
 
 
 def test_cross_encoders(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(minilm())
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
-        num_labels=1,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    plain = CrossEncoder(str(tmp_path), device="cpu")
-    model = ont.prepare(CrossEncoder(str(tmp_path), device="neuron"), CONFIG)
-    ont.warmup(model, progress=False)
+    model, plain = prepared(CrossEncoder, tiny_model(BertForSequenceClassification, tmp_path, num_labels=1))
     before = ont.report(model)
     pairs = list(zip(texts(20), reversed(texts(20)), strict=True))
     found, expected = (m.predict(pairs, batch_size=8) for m in (model, plain))
