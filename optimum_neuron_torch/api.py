@@ -67,6 +67,8 @@ def prepare(
         (attach_sentence_model if is_sentence_model(model) else attach)(model, wanted)
         if verify is True and prepared_of(model).generation is not None:
             prepared_of(model).generation.get()
+        elif verify is True:
+            prepared_of(model).module.check_ahead()
     return model_or_pipeline
 
 

@@ -205,3 +205,20 @@ def test_a_second_owner_finds_the_layout_on_disk(ids, tmp_path, monkeypatch):
 
     monkeypatch.setattr(finder.Finder, "find", find)
     assert_same(prepared(plain)(ids[:2, :7]), plain(ids[:2, :7]))
+
+
+class CountsTokens(BertModel):
+    """A model that padding changes, whatever its mask says."""
+
+    def forward(self, input_ids=None, attention_mask=None, **further):
+        output = super().forward(input_ids, attention_mask, **further)
+        return {"hidden": output.last_hidden_state / input_ids.shape[1]}
+
+
+def test_a_text_model_that_padding_changes_is_refused_at_once_on_request(ids):
+    plain = CountsTokens(BertConfig(**TINY)).eval()
+    with pytest.raises(ValueError, match="CountsTokens: padding changes output 0"):
+        ont.prepare(copy.deepcopy(plain), ont.NeuronConfig(compile=False), verify=True)
+    ont.prepare(BertModel(BertConfig(**TINY)), ont.NeuronConfig(compile=False), verify=True)
+    with pytest.warns(UserWarning, match="sequence is not padded"):
+        assert_same(prepared(plain)(ids), plain(ids))
