@@ -289,7 +289,7 @@ class BucketedModule:
         self, function: str, bucket: dict[str, Any], form: Form, tensors: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Raises NoGraphError for a call that does not compile."""
-        if (known := (self._state(), form)) in self._uncompilable:
+        if self._uncompilable and (known := (self._state(), form)) in self._uncompilable:
             raise NoGraphError(self._uncompilable[known])
         device = self._home.device
         arguments = [dense(tensor).to(device) for tensor in tensors]
@@ -298,6 +298,7 @@ class BucketedModule:
                 spec = ForwardSpec(form)
                 return self.graphs.call(function, tuple(bucket.items()), run_forward, shell, spec, *arguments)
         except torch._dynamo.exc.Unsupported as error:
+            known = (self._state(), form)
             self._uncompilable[known] = f"it does not compile as one graph ({str(error).splitlines()[0]})"
             raise NoGraphError(self._uncompilable[known]) from error
 

@@ -229,12 +229,14 @@ def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
     stock = module.forward
     signature = inspect.signature(stock)
     device_kinds = tuple(kind for kind in prepared.config.strict if kind in DEVICE_STRICT_KINDS)
+    named, required = _names(signature)
 
     @wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not is_active(module):
             return stock(*args, **kwargs)
-        arguments = _bound(signature, args, kwargs)
+        by_name = not args and required <= kwargs.keys() <= named
+        arguments = dict(kwargs) if by_name else _bound(signature, args, kwargs)
         if arguments is None or _has_fakes(arguments):
             return stock(*args, **kwargs)
         prepared.attention.settle()
@@ -262,6 +264,20 @@ def _with_weights(module: torch.nn.Module, prepared: Prepared, arguments: dict[s
             yield
         finally:
             module.set_attn_implementation(current)
+
+
+def _names(signature: inspect.Signature) -> tuple[frozenset[str], frozenset[str]]:
+    """The parameters that can be given by name, and those that must be; none where some can only be given by place."""
+    parameters = signature.parameters.values()
+    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in parameters):
+        return frozenset(), frozenset()
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    required = frozenset(parameter.name for parameter in named if parameter.default is parameter.empty)
+    return frozenset(parameter.name for parameter in named), required
 
 
 def _bound(signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
