@@ -71,7 +71,9 @@ def step(
     further = [list(getattr(output, name, None) or ()) for name in spec.outputs]
     if not spec.is_first:
         return [logits_BNV, *further]
-    return [logits_BNV, *further, *(tensor for layer in layers for tensor in layer.tensors())]
+    # Dense, as what gathering rows gives: other strides would be another graph of each later step.
+    store = (tensor for layer in layers for tensor in layer.tensors())
+    return [logits_BNV, *further, *(tensor if tensor is None else tensor.contiguous() for tensor in store)]
 
 
 def _encoder_output(spec: StepSpec, arguments: dict[str, Any]) -> ModelOutput:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import StoppingCriteria
 
 from ..buckets.sizes import AxisSizes
 from .bucketed import BucketedGeneration
@@ -38,12 +38,12 @@ def warm(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
     """Compile and run once what a generate() call of these buckets needs: the encoder, the first step, decode and the
     reordering of rows.
     """
+    if generation.cross:
+        _generate_two_tokens(generation, bucket)
+        return
     batch = bucket["batch"]
     cache = BucketCache(generation, bucket["cache"] - 1)
-    given = _encoded(generation, batch, bucket["encoder_sequence"]) if generation.cross else {}
-    takes_positions = (
-        f"{generation.prefix}position_ids" in inspect.signature(type(generation.model).forward).parameters
-    )
+    takes_positions = "position_ids" in inspect.signature(type(generation.model).forward).parameters
     for length in (_prompt_length(generation, bucket), 1):
         past = cache.length
         tokens = {
@@ -51,8 +51,7 @@ def warm(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
             "attention_mask": torch.ones(batch, past + length, dtype=torch.long),
             "position_ids": torch.arange(past, past + length)[None] if takes_positions else None,
         }
-        named = {f"{generation.prefix}{name}": value for name, value in tokens.items()}
-        generation.forward(cache, {**named, **given, "logits_to_keep": 1 if generation.takes_keep else None})
+        generation.forward(cache, {**tokens, "logits_to_keep": 1 if generation.takes_keep else None})
     if batch > 1:
         generation.gather(cache, torch.arange(batch))
 
@@ -62,10 +61,30 @@ def _prompt_length(generation: BucketedGeneration, bucket: dict[str, int]) -> in
     return 1 if generation.cross else min(bucket["sequence"], bucket["cache"] - 2)
 
 
-def _encoded(generation: Any, batch: int, length: int) -> dict[str, Any]:
-    """The encoder's output for `length` tokens, and their mask."""
-    ids = torch.zeros(batch, length, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    output = generation.encoder.forward({generation.encoder.main_input: ids, "attention_mask": mask})
-    hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
-    return {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden), "attention_mask": mask}
+class _AfterTwoTokens(StoppingCriteria):
+    """Ends generate() when the first step and decode have run."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self.steps += 1
+        return torch.full((input_ids.shape[0],), self.steps == 2, device=input_ids.device)
+
+
+def _generate_two_tokens(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
+    """What the loop gives an encoder and its decoder differs between models, so the loop itself is run."""
+    ids = torch.full((bucket["batch"], bucket["encoder_sequence"]), 1)
+    output = generation.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=bucket["cache"] - 1,
+        min_new_tokens=None,
+        stopping_criteria=[_AfterTwoTokens()],
+        do_sample=False,
+        num_beams=1,
+        num_return_sequences=1,
+        return_dict_in_generate=True,
+    )
+    if bucket["batch"] > 1:
+        generation.gather(output.cache, torch.arange(bucket["batch"]))

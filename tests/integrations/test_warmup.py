@@ -1,9 +1,18 @@
 """warmup(): what it lists, what it refuses, and that it leaves the model as it was."""
 
+import copy
+
 import pytest
 import torch
 from diffusers import UNet2DModel
-from transformers import AutoModel, AutoModelForCausalLM, ViTConfig, ViTForImageClassification
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch import runtime
@@ -188,6 +197,30 @@ def test_one_graph_serves_no_grad_and_inference_mode_and_another_gradients(tiny_
     new = ont.report(model).graphs - before.graphs
     assert new == 0 if gradients else new > 0
     assert any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_an_encoder_decoder_is_warm_for_greedy_search_and_beams():
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=320, d_model=32, d_kv=16, d_ff=48, num_layers=1, num_decoder_layers=1, num_heads=2,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    plain = T5ForConditionalGeneration(config).eval()
+    buckets = ont.Buckets(batch=[2], encoder_sequence=[16], cache=[16])
+    with pytest.warns(UserWarning, match="no effect"):
+        model = ont.prepare(copy.deepcopy(plain), ont.NeuronConfig(buckets=buckets, options=CONFIG.options))
+    (step,) = ont.warmup(model, progress=False)
+    assert step.bucket == {"batch": 2, "encoder_sequence": 16, "cache": 16}
+    assert states(model) == ["ready"]
+    before = ont.report(model)
+    ids = torch.randint(5, 300, (2, 9))
+    for arguments in ({}, {"num_beams": 2}):
+        rows = 2 // arguments.get("num_beams", 1)
+        given = {"attention_mask": torch.ones_like(ids[:rows]), "max_new_tokens": 6, "do_sample": False, **arguments}
+        assert torch.equal(model.generate(ids[:rows], **given), plain.generate(ids[:rows], **given))
+    after = ont.report(model)
+    facts = ("graphs", "cached", "eager_signatures")
+    assert [getattr(after, fact) for fact in facts] == [getattr(before, fact) for fact in facts]
 
 
 @pytest.mark.slow
