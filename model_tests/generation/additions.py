@@ -15,14 +15,15 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 ZAMBA = {"num_hidden_layers": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4}
 COMPASS_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 QWEN4_EXP = {
-    "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+    "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
     "indexer_compress_ratio": 2, "ple_layer_ids": [1], "ple_embed_dim": 32, "heads_per_ngram": 4,
     "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 2,
     "layer_types": ["linear_attention", "indexed_attention"],
 }  # fmt: skip
 
 DOTS3_NOTE = {
-    **LATENT, "layer_types": ["sliding_attention", "indexed_attention"], "per_layer_config": None,
+    **LATENT, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "indexed_attention"],
+    "mlp_layer_types": ["dense", "sparse"], "per_layer_config": None,
     "qk_nope_head_dim": 4, "head_dim": 8,
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ def _rounding(host: nn.Module, call: Mapping[str, Any], found: Any, expected: An
     except Exception:  # a part of some models is float32 in any case
         return ""
     ours, theirs = (differences(result, exact)[0] for result in (found, expected))
-    if not torch.equal(exact.sequences, expected.sequences) or not ours <= ROUNDING * theirs:
+    if not torch.equal(exact.sequences, expected.sequences) or not ours <= max(TOLERANCE, ROUNDING * theirs):
         return ""
     return f"rounding: {ours:.0e} from the result at float64, where plain float32 is {theirs:.0e}"
 

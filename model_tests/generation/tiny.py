@@ -33,9 +33,11 @@ CAPS: list[tuple[str, int]] = [
     (r"window|attention_chunk_size|local_attention$|chunk_size|chunk_length|local_radius|block_size", WINDOW),
     (r"window_pattern|layer_interval", 2),
     (r"first_k_dense|num_dense_layers|num_kv_shared|num_mem_blocks", 1),
+    (r"index_topk", WINDOW),
+    # The sum of few rectified scores is zero for many keys: ties, which fall otherwise with pads beside them.
+    (r"index\w*_n_heads", 16),
     (r"per_tok|topk$|moe_k$|top_k|cross_attn_k", 2),
     (r"topk_group", 1),
-    (r"index_topk", WINDOW),
     (r"n_group|num_expert_group|n_groups|ngroups|o_groups|mamba_n_groups", 2),
     (r"shared_experts?$|n_shared", 1),
     (r"experts?$|expert_num$|num_experts", 4),
