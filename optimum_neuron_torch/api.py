@@ -51,6 +51,7 @@ def prepare(
             _move_to_device(model)
             prepare_model(model, _with_verify(config or NeuronConfig(), verify))
             continue
+        _refuse_quantised(model)
         previous = prepared_of(model)
         wanted = (
             config
@@ -230,6 +231,27 @@ def _with_verify(config: NeuronConfig, verify: bool | None) -> NeuronConfig:
     if verify is None:
         return config
     return NeuronConfig(**{**vars(config), "verify": "raise" if verify else False})
+
+
+def _refuse_quantised(model: torch.nn.Module) -> None:
+    """Raises ValueError for a model whose weights a quantiser has packed: their kernels are for other devices."""
+    method = getattr(model, "quantization_method", None)
+    if method is None:
+        return
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.dim() > 1 and _is_packed(tensor):
+            raise ValueError(
+                f"this {type(model).__name__} is quantised by {getattr(method, 'value', method)} ({name} is "
+                f"{tensor.dtype}), whose kernels neuron does not have: load it without quantisation, or call "
+                "model.dequantize() first"
+            )
+
+
+def _is_packed(tensor: torch.Tensor) -> bool:
+    """Whether it holds what quantisers make: small or packed integers, or 8-bit floats."""
+    if tensor.is_floating_point():
+        return tensor.dtype.itemsize < 2
+    return tensor.dtype not in (torch.bool, torch.int64)
 
 
 def _move_to_device(model: torch.nn.Module) -> None:

@@ -81,6 +81,16 @@ def test_what_is_given_goes_before_what_is_saved(tiny_llama, tmp_path, caplog):
     assert ont.NeuronConfig.from_pretrained(tmp_path / "again") == given
 
 
+def test_quantised_weights_are_refused_before_the_model_moves(ids):
+    model = gpt2()
+    model.quantization_method = "gptq"
+    assert ont.prepare(copy.deepcopy(model), config()) is not None, "dequantised already"
+    model.lm_head.register_buffer("qweight", torch.zeros(4, 8, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"quantised by gptq \(lm_head.qweight is torch.int32\).*dequantize"):
+        ont.prepare(model, config())
+    assert prepared_of(model) is None and model.device.type == "cpu"
+
+
 OURS = {"format": "optimum_neuron_torch/1"}
 
 
