@@ -21,6 +21,7 @@ QWEN4_EXP = {
     "layer_types": ["linear_attention", "indexed_attention"],
 }  # fmt: skip
 
+CROSS_ATTENDING = {"is_decoder": True, "add_cross_attention": True}
 DOTS3_NOTE = {
     **LATENT, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "indexed_attention"],
     "mlp_layer_types": ["dense", "sparse"], "per_layer_config": None,
@@ -48,6 +49,7 @@ ADDITIONS: dict[str, dict[str, Any]] = {
         "layer_types": None,
     },
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
+    "encoder-decoder": {"decoder": CROSS_ATTENDING},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"]},
     "hrm_text": {"num_hidden_layers": 1, "num_layers_per_stack": None},
@@ -68,6 +70,7 @@ ADDITIONS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_hidden_layers": 2},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16]},
     "sarvam_mla": LATENT,
+    "speech-encoder-decoder": {"decoder": CROSS_ATTENDING},
     "vibevoice": {"acoustic_tokenizer_config": {}},
     "whisper": {"max_source_positions": 16},
     "xlnet": {"n_head": 4, "d_head": 8},

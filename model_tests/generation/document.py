@@ -61,7 +61,8 @@ class GenerationRecords(Records):
         parts = [INTRODUCTION.format(versions=self.printed_versions())]
         families = {section: self.outcomes(section) for section in matrix.TITLES}
         classes = {kind: self.outcomes(kind) for kind in KINDS}
-        parts += [MATRIX, *_matrix_totals(families)]
+        if any(families.values()):
+            parts += [MATRIX, *_matrix_totals(families)]
         for section, outcomes in families.items():
             if outcomes:
                 parts += [f"### {matrix.TITLES[section]}\n", *_matrix(section, outcomes), *_reasons(outcomes)]

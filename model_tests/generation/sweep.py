@@ -63,6 +63,8 @@ def make(entry: ModelClass) -> nn.Module:
     generation.eos_token_id, generation.pad_token_id = None, 0
     if generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = 1
+    # Some configurations ask for none.
+    generation.use_cache = model.config.use_cache = True
     generation.forced_eos_token_id = generation.forced_bos_token_id = None
     return model
 
