@@ -285,9 +285,18 @@ class BucketedGeneration:
             bucket = {"from": cache.tensors[0].shape[0], "batch": self.batches.fit(rows), "cache": cache.rows}
             index = index.to("cpu", torch.int64, copy=True)  # beam search gives int32, other callers int64
             padded = dense(pad_rows(index, bucket["batch"])).to(self.model.device)
-            cache.put(self._call("gather", bucket, gather_rows, padded, *cache.tensors))
+            kept = self._kept_by_gather(cache, index, bucket)
+            moving = cache.tensors[: len(cache.tensors) - kept]
+            if kept == 0:
+                bucket |= cache.source_sizes
+            gathered = self._call("gather", bucket, gather_rows, padded, *moving)
+            cache.put([*gathered, *cache.tensors[len(moving) :]])
             self.ledger.used("gather", bucket, rows, bucket["batch"])
             cache.rows_in_batch = rows
+
+    def _kept_by_gather(self, cache: BucketCache, index: torch.Tensor, bucket: dict[str, int]) -> int:
+        """How many of the store's last tensors are the same after rows `index` were taken."""
+        return 0
 
     def _in_parts(self, cache: BucketCache, arguments: dict[str, Any], lengths: list[int]) -> CausalLMOutputWithPast:
         """Run a block as several of `lengths`, which are buckets themselves."""

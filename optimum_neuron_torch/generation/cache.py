@@ -58,6 +58,11 @@ class BucketCache(Cache):
         """The tensors of the store."""
         return [tensor for tensor in self.state or () if tensor is not None]
 
+    @property
+    def source_sizes(self) -> dict[str, int]:
+        """The sizes of the encoder's axes."""
+        return self.source.sizes if self.source is not None else {}
+
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Exchange the tensors of the store."""
         self.state, self.again = list(spread(self.held, tensors)), None

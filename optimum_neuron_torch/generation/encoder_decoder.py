@@ -4,7 +4,9 @@ first decoder step, and every further step is one of a decoder.
 Shape legend: B batch, E encoder positions, H hidden size; a trailing b means padded to the bucket.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,6 +34,13 @@ class Source:
     rows: int
     tensors: dict[str, torch.Tensor]
     sizes: dict[str, int]
+
+    @cached_property
+    def twins(self) -> torch.Tensor:
+        """A number (B,) for each row, the same for equal ones."""
+        rows = self.hidden_BEH.to("cpu").flatten(1)
+        rows = rows if self.mask is None else torch.cat([rows, self.mask.to("cpu", rows.dtype).flatten(1)], 1)
+        return torch.unique(rows, dim=0, return_inverse=True)[1]
 
     def serves(self, hidden_BEH: torch.Tensor, mask: torch.Tensor | None, rows: int) -> bool:
         return self.hidden_BEH is hidden_BEH and self.mask is mask and self.rows == rows
@@ -64,6 +73,32 @@ class EncoderDecoderGeneration(BucketedGeneration):
     def axes(self) -> dict[str, AxisSizes]:
         axes = super().axes()
         return {**axes, "encoder_sequence": self.encoder.axis_sizes["encoder_sequence"]} if self.pads_source else axes
+
+    def encoder_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A call of the encoder in one form for all who make it: what asks for nothing is left out."""
+        given = {name: value for name, value in arguments.items() if value is not None and value is not False}
+        return {**given, "return_dict": True}
+
+    def example(self, batch: int, length: int | None) -> dict[str, Any] | None:
+        """Arguments of the encoder for `length` tokens, or of the one size of what it takes instead; None where that
+        is not known.
+        """
+        if self.pads_source:
+            ids = torch.zeros(batch, length, dtype=torch.long)
+            return self.encoder_arguments({self.encoder.main_input: ids, "attention_mask": torch.ones_like(ids)})
+        shape = self._features_shape()
+        if shape is None:
+            return None
+        return self.encoder_arguments({self.encoder.main_input: torch.zeros(batch, *shape, dtype=self.model.dtype)})
+
+    def _features_shape(self) -> tuple[int, int] | None:
+        """(features, frames) of sound for an encoder that has as many positions as its convolutions leave of it."""
+        encoder = self.encoder.module
+        convolutions = [child for child in encoder.children() if isinstance(child, torch.nn.Conv1d)]
+        positions = getattr(getattr(encoder, "config", None), "max_source_positions", None)
+        if not convolutions or positions is None or self.encoder.main_input != "input_features":
+            return None
+        return convolutions[0].in_channels, positions * math.prod(child.stride[0] for child in convolutions)
 
     def _further_inputs(
         self, cache: BucketCache, arguments: dict[str, Any], batch: int
@@ -120,6 +155,13 @@ class EncoderDecoderGeneration(BucketedGeneration):
         device = self.model.device
         tensors = {name: dense(tensor).to(device) for name, tensor in tensors.items()}
         return Source(given_BEH, given_mask, rows, tensors, {"encoder_sequence": size})
+
+    def _kept_by_gather(self, cache: BucketCache, index: torch.Tensor, bucket: dict[str, int]) -> int:
+        # Beams of one input have the same encoder rows: those stay where they are.
+        if bucket["from"] != bucket["batch"] or not torch.equal(cache.source.twins[index], cache.source.twins):
+            return 0
+        own = sum(len(kind.row_axes) for kind in self.layers[: -self.cross])
+        return sum(cache.held[own:])
 
     def _source_length(self, cache: BucketCache) -> int:
         return cache.source.hidden_BEH.shape[1]

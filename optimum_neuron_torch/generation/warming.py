@@ -18,15 +18,21 @@ Graph = tuple[torch.nn.Module, str, dict[str, int]]
 
 def axes(generation: BucketedGeneration) -> dict[str, AxisSizes]:
     """The axes that name a warm-up of generate(). A decoder with an encoder starts from one token."""
-    return {name: sizes for name, sizes in generation.axes().items() if not generation.cross or name != "sequence"}
+    if not generation.cross:
+        return generation.axes()
+    if generation.example(1, 1) is None:  # sound or pictures of a size that is not known
+        return {}
+    return {name: sizes for name, sizes in generation.axes().items() if name != "sequence"}
 
 
 def graphs(generation: BucketedGeneration, bucket: dict[str, int]) -> Iterator[Graph]:
     """The graphs that `warm` makes for a bucket of `axes`."""
     batch, rows = bucket["batch"], bucket["cache"] if generation.has_rows else 0
-    sizes = {"encoder_sequence": bucket["encoder_sequence"]} if generation.cross else {}
+    sizes = {name: bucket[name] for name in ("encoder_sequence",) if name in bucket}
     if generation.cross:
         yield generation.encoder.shell, generation.encoder.function, {"batch": batch, **sizes}
+        if not sizes:
+            return  # how many positions an encoder of sound or pictures has is known when it has run
     first = generation.block_bucket(_prompt_length(generation, bucket), True)
     for function, block in ((generation.first, first), ("decode", 1)):
         yield generation.shell, function, {"batch": batch, "block": block, "cache": rows, "keep": 1, **sizes}
@@ -38,12 +44,16 @@ def warm(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
     """Compile and run once what a generate() call of these buckets needs: the encoder, the first step, decode and the
     reordering of rows.
     """
-    if generation.cross:
+    if generation.cross and generation.pads_source:
         _generate_two_tokens(generation, bucket)
         return
     batch = bucket["batch"]
     cache = BucketCache(generation, bucket["cache"] - 1)
-    takes_positions = "position_ids" in inspect.signature(type(generation.model).forward).parameters
+    given = _encoded(generation, batch, bucket.get("encoder_sequence")) if generation.cross else {}
+    # The loop counts positions for decoders alone.
+    takes_positions = (
+        not generation.cross and "position_ids" in inspect.signature(type(generation.model).forward).parameters
+    )
     for length in (_prompt_length(generation, bucket), 1):
         past = cache.length
         tokens = {
@@ -51,7 +61,8 @@ def warm(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
             "attention_mask": torch.ones(batch, past + length, dtype=torch.long),
             "position_ids": torch.arange(past, past + length)[None] if takes_positions else None,
         }
-        generation.forward(cache, {**tokens, "logits_to_keep": 1 if generation.takes_keep else None})
+        named = {f"{generation.prefix}{name}": value for name, value in tokens.items()}
+        generation.forward(cache, {**named, **given, "logits_to_keep": 1 if generation.takes_keep else None})
     if batch > 1:
         generation.gather(cache, torch.arange(batch))
 
@@ -88,3 +99,10 @@ def _generate_two_tokens(generation: BucketedGeneration, bucket: dict[str, int])
     )
     if bucket["batch"] > 1:
         generation.gather(output.cache, torch.arange(bucket["batch"]))
+
+
+def _encoded(generation: Any, batch: int, length: int | None) -> dict[str, Any]:
+    """The encoder's output for `length` tokens, and their mask."""
+    arguments = generation.example(batch, length)
+    output = generation.encoder.forward(arguments)
+    return {"encoder_outputs": output, "attention_mask": arguments.get("attention_mask")}

@@ -334,9 +334,9 @@ def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, An
     """A call of an encoder-decoder's encoder by generate(), whose outputs stay on the host."""
     from ..generation.encoder_decoder import on_host_throughout
 
-    encoder = module.get_encoder()
-    own = replace(prepared, module=prepared.generation.get().encoder, generation=None)
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    encoder, bucketed = module.get_encoder(), prepared.generation.get()
+    own = replace(prepared, module=bucketed.encoder, generation=None)
+    arguments = bucketed.encoder_arguments(arguments)
     return on_host_throughout(_uncached_forward(encoder, own, encoder.forward, arguments))
 
 

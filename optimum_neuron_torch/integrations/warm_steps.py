@@ -61,8 +61,8 @@ def steps_of(model: torch.nn.Module, prepared: Prepared, buckets: Buckets | None
     if generation is not None:
         from ..generation.warming import axes
 
-        has_sizes = not generation.cross or generation.pads_source  # of sound and pictures none are known
-        steps = _steps(model, buckets, "generate", axes(generation)) if has_sizes else []
+        named = axes(generation)
+        steps = _steps(model, buckets, "generate", named) if named else []
     else:
         steps = _steps(model, buckets, module.function, module.axis_sizes) if module.takes_tokens else []
     if gradients:

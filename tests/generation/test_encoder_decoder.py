@@ -42,7 +42,7 @@ def options(**buckets) -> ont.NeuronConfig:
     return ont.NeuronConfig(buckets=ont.Buckets(**sizes), options={"executor": "aten", "lowering": "off"})
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["T5", *(pytest.param(n, marks=pytest.mark.slow) for n in list(FAMILIES)[1:])])
 def pair(request):
     """(plain on the CPU, prepared on neuron), of the same weights."""
     model_class, config = FAMILIES[request.param]
@@ -105,4 +105,44 @@ def test_decoding_is_one_graph_per_bucket(pair, ids):
         assert_same(generate(fresh, prompt, max_new_tokens=40), generate(plain, prompt, max_new_tokens=40))
     report = ont.report(fresh)
     assert [use.function for use in report.buckets] == ["decode", "encode", "first"]
+    assert {row["kind"] for row in report.departures} == {"attention"}
     assert report.graphs + report.cached == 3
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_attentions_and_hidden_states_have_true_sizes(ids, beams):
+    torch.manual_seed(0)
+    plain = BartForConditionalGeneration(BartConfig(**BART, attn_implementation="eager")).eval()
+    config = ont.NeuronConfig(buckets=options().buckets, attn_implementation=None, compile=False)
+    model = ont.prepare(copy.deepcopy(plain).to("neuron"), config)
+    ids[0, 7:] = 9  # positions that the mask hides have other values
+    arguments = {"output_attentions": True, "output_hidden_states": True, "num_beams": beams, "do_sample": False}
+    found, expected = (generate(m, ids, **arguments) for m in (model, plain))
+    assert_same(found, expected)
+    assert ont.report(model).departures == []
+    decoders = ("decoder_attentions", "cross_attentions", "decoder_hidden_states")
+    for name in (*decoders, "encoder_attentions", "encoder_hidden_states"):
+        ours, theirs = (torch.utils._pytree.tree_leaves(getattr(output, name)) for output in (found, expected))
+        assert [x.shape for x in ours] == [x.shape for x in theirs]
+        for x, y in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-5 * y.abs().max().item())
+
+
+def test_direct_calls_return_a_cache_that_goes_on(ids):
+    torch.manual_seed(0)
+    plain = BartForConditionalGeneration(BartConfig(**BART)).eval()
+    with pytest.warns(UserWarning, match="no effect"):
+        model = ont.prepare(
+            copy.deepcopy(plain).to("neuron"), ont.NeuronConfig(buckets=options().buckets, compile=False)
+        )
+    results = []
+    for called, device in ((plain, "cpu"), (model, "neuron")):
+        inputs = {"input_ids": ids.to(device), "attention_mask": (ids != 0).long().to(device)}
+        with torch.no_grad():
+            first = called(**inputs, decoder_input_ids=ids[:, :5].to(device))
+            then = called(**inputs, decoder_input_ids=ids[:, 5:6].to(device), cache=first.cache)
+        assert set(first) == {"logits", "cache", "encoder_last_hidden_state"}
+        assert then.cache.get_seq_length() == 6 and then.logits.device.type == device
+        results.append((first.logits, first.encoder_last_hidden_state, then.logits))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5 * expected.abs().max().item())

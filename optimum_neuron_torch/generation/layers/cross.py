@@ -25,7 +25,8 @@ class CrossAttentionLayer(CacheLayerMixin):
         self.is_initialized = keys_BKED is not None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        # Stored in one form, whatever the views that a model makes of a projection.
+        self.keys, self.values, self.is_initialized = key_states.contiguous(), value_states.contiguous(), True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
