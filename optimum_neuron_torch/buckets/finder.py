@@ -5,8 +5,9 @@ by a padded call against a plain one. No model is known by name.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,6 +130,25 @@ class Finder:
         rules = find_rules(shapes, tuple(placed.sizes), probes)
         return forms[0], rules
 
+    def bucket_mismatch(self, layout: Layout, placed: Placed, bucket: dict[str, int], fit: Callable) -> str | None:
+        """What padding up to a real bucket changes: some models compute otherwise above some length.
+
+        The shortest inputs of the bucket are furthest from it. A large model is not asked: it would take long.
+        """
+        lengths = [axis for axis in placed.sizes if axis != "batch" and axis not in layout.unpadded]
+        if not lengths or parameter_bytes(self.owner.module) > LARGEST_COPY_BYTES:
+            return None
+        sizes = {
+            axis: _shortest(bucket[axis], partial(fit, axis)) if axis in lengths else bucket[axis] for axis in bucket
+        }
+        sizes["batch"] = 2
+        twin = small_host_module(self.owner.module)
+        check = SelfCheck(twin, self.call, self.samples, self.owner.pads, placed.dims)
+        try:
+            return check.mismatch(layout.rules, sizes, lengths, {**bucket, "batch": 2})
+        except Exception:  # the plain call does not run at the shortest length: such a call will not come
+            return None
+
     # ---- the self check ---------------------------------------------------------------------------------------------
 
     def _checked(self, layout: Layout, placed: Placed, probes: dict[str, tuple[int, int, int]]) -> Verdict:
@@ -174,3 +194,12 @@ class Finder:
 
 def _reversed(rules: OutputRules) -> OutputRules:
     return tuple(tuple(replace(rule, axes=rule.axes[::-1]) for rule in output) for output in rules)
+
+
+def _shortest(bucket: int, fit: Callable[[int], int]) -> int:
+    """The smallest size that `bucket` serves."""
+    low, high = 0, bucket
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fit(middle) >= bucket else (middle, high)
+    return high

@@ -369,7 +369,31 @@ class BucketedModule:
     def _make_plan(self, call: Call) -> Plan:
         state = self._state()
         layout, sizes = self._layout(call, state)
-        return Plan(layout, sizes, self._bucket(layout, sizes), state)
+        bucket = self._bucket(layout, sizes)
+        if self.config.verify is not False:
+            self._check_bucket(call, layout, sizes, bucket, state)
+        return Plan(layout, sizes, bucket, state)
+
+    def _check_bucket(
+        self, call: Call, layout: Layout, sizes: dict[str, int], bucket: dict[str, int], state: str
+    ) -> None:
+        """Raises ExactShapesError (under verify="raise" ValueError) for a bucket whose padding changes results."""
+        placed = Placed(layout.dims, sizes)
+        lengths = tuple((axis, size) for axis, size in bucket.items() if axis != "batch")
+        key = ("bucket", state, call.form, _open_shapes(call, placed), lengths)
+        found = self._layouts.get(key, self.module)
+        if found is None:
+            finder = Finder(self, call, [placed])
+            found = finder.bucket_mismatch(layout, placed, bucket, lambda axis, size: self._sizes_of(axis).fit(size))
+            self._layouts.put(key, self.module, found or Layout({}, (), None))
+        if isinstance(found, str):
+            self._refuse(f"in bucket {dict(lengths)} {found}")
+
+    def _refuse(self, reason: str) -> None:
+        if self.config.verify == "raise":
+            name = type(self.module).__name__
+            raise ValueError(f"{name}: {reason}; verify='warn' runs it at exact shapes instead")
+        raise ExactShapesError(reason)
 
     def _placed(self, call: Call, plan: Plan, sizes: dict[str, int]) -> Plan:
         return replace(plan, sizes=sizes, bucket=self._bucket(plan.layout, sizes))
@@ -406,11 +430,8 @@ class BucketedModule:
                 key = (*key[:2], _open_shapes(call, Placed.of(verdict.dims, leaves)), key[3])
             self._layouts.put(key, self.module, verdict)
         reasons = [verdict] if isinstance(verdict, str) else list(verdict.unpadded.values())
-        if reasons and self.config.verify == "raise":
-            name = type(self.module).__name__
-            raise ValueError(f"{name}: {reasons[0]}; verify='warn' runs it at exact shapes instead")
-        if isinstance(verdict, str):
-            raise ExactShapesError(verdict)
+        if isinstance(verdict, str) or (reasons and self.config.verify == "raise"):
+            self._refuse(reasons[0])
         return verdict, Placed.of(verdict.dims, leaves).sizes
 
 
