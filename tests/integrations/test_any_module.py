@@ -222,3 +222,22 @@ def test_a_text_model_that_padding_changes_is_refused_at_once_on_request(ids):
     ont.prepare(BertModel(BertConfig(**TINY)), ont.NeuronConfig(compile=False), verify=True)
     with pytest.warns(UserWarning, match="sequence is not padded"):
         assert_same(prepared(plain)(ids), plain(ids))
+
+
+class OtherwiseAboveForty(BertModel):
+    """A model that takes another way above some length, as sparse attention does."""
+
+    def forward(self, input_ids=None, attention_mask=None, **further):
+        output = super().forward(input_ids, attention_mask, **further)
+        return {"hidden": output.last_hidden_state * (2 if input_ids.shape[1] > 40 else 1)}
+
+
+def test_a_model_that_computes_otherwise_above_some_length():
+    plain = OtherwiseAboveForty(BertConfig(**TINY)).eval()
+    model = prepared(plain)
+    for length in (11, 36, 50):
+        ids = torch.randint(5, 300, (2, length))
+        with torch.no_grad():
+            assert_same(model(ids), plain(ids))
+    (departure,) = ont.report(model).departures
+    assert "in bucket {'sequence': 64} padding changes output 0" in departure["reason"] and departure["calls"] == 2
