@@ -13,7 +13,6 @@ from .block import Block
 from .cross import CrossAttentionLayer
 from .full_length import FullLengthLayer
 from .hybrid import HybridLayer
-from .indexed import IndexedLayer
 from .recurrent import RecurrentLayer
 
 
@@ -48,12 +47,12 @@ class LayerKind:
 _FULL_LENGTH = LayerKind(FullLengthLayer, row_axes=(2, 2))
 CROSS_ATTENTION = LayerKind(CrossAttentionLayer, row_axes=(None, None))
 
-# A sliding or chunked window lives in the mask: its keys are kept whole.
+# A sliding or chunked window lives in the mask: its keys are kept whole. Indexed attention is left out: its choice of
+# positions is among scores that are often equal, and which of them are taken depends on how many keys there are.
 _KINDS = {
     "full_attention": _FULL_LENGTH,
     "sliding_attention": _FULL_LENGTH,
     "chunked_attention": _FULL_LENGTH,
-    "indexed_attention": LayerKind(IndexedLayer, row_axes=(2, 2, 1)),
     "dummy": LayerKind(AbsentLayer, row_axes=()),
 }
 _RECURRENT = frozenset({"linear_attention", "conv"})
