@@ -16,7 +16,7 @@ from .wiring import unwire, wire
 
 if TYPE_CHECKING:
     from .api import export_cache, import_cache, prepare, strict, unprepare, warmup
-    from .buckets.plan import Plan, plan
+    from .buckets.planning.plan import Plan, plan
     from .config import Buckets, Growth, NeuronConfig
     from .integrations.pipelines import pipeline
     from .runtime import is_emulated
@@ -27,12 +27,12 @@ _HOMES = {
     "Buckets": ".config",
     "Growth": ".config",
     "NeuronConfig": ".config",
-    "Plan": ".buckets.plan",
+    "Plan": ".buckets.planning.plan",
     "export_cache": ".api",
     "import_cache": ".api",
     "is_emulated": ".runtime",
     "pipeline": ".integrations.pipelines",
-    "plan": ".buckets.plan",
+    "plan": ".buckets.planning.plan",
     "prepare": ".api",
     "strict": ".api",
     "unprepare": ".api",

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from optimum_neuron_torch import plan
-from optimum_neuron_torch.buckets import covering
-from optimum_neuron_torch.buckets.covering import Grid, powers_of_two
+from optimum_neuron_torch.buckets.planning import covering
+from optimum_neuron_torch.buckets.planning.covering import Grid, powers_of_two
 
 
 def work(observed: list[tuple[int, int]], batches: tuple[int, ...], sequences: tuple[int, ...]) -> int:

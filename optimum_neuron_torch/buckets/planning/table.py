@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..tables import render
+from ...tables import render
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Buckets
+from ...config import Buckets
 from .covering import Grid, least_padding, powers_of_two
 from .observed import read_sizes
 
@@ -76,7 +76,7 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        from .plan_table import render_plan
+        from .table import render_plan
 
         return render_plan(self)
 
@@ -84,7 +84,7 @@ class Plan:
         """Draw the observed sizes and the chosen buckets into an image. Raises ValueError without observations."""
         if self.observed is None:
             raise ValueError("nothing to draw: this plan was made from limits, not from observed sizes")
-        from .plan_picture import draw
+        from .picture import draw
 
         return draw(self, Path(path))
 
