@@ -332,6 +332,8 @@ class BucketedGeneration:
             raise ValueError(f"{ids} and {embeds} were given: a call takes one of them")
         name = ids if arguments.pop(ids, None) is main else embeds
         arguments.pop(embeds, None)
+        if name == ids and main.is_floating_point():
+            raise ValueError(f"{ids} of dtype {main.dtype}: token ids are integers; pass embeddings as {embeds}")
         # Ids of 32 bits would be graphs of their own.
         main = on_host(main) if name == embeds else on_host(main).long()
         mask_BM = arguments.pop(mask, None)

@@ -24,7 +24,13 @@ def is_library_value(value: Any) -> bool:
         return (type(value) is dict or is_library_object) and all(map(is_library_value, value.values()))
     if isinstance(value, (list, tuple)):
         return (type(value) in (list, tuple) or is_library_object) and all(map(is_library_value, value))
-    return is_library_object
+    return is_library_object and not any(map(_calls_back, getattr(value, "__dict__", {}).values()))
+
+
+def _calls_back(attribute: Any) -> bool:
+    """Whether an attribute of a library's object is code of the user's: a function given to it, a method replaced."""
+    kind = attribute if isinstance(attribute, type) else type(attribute)
+    return callable(attribute) and (isinstance(attribute, torch.nn.Module) or not _is_of_library(kind))
 
 
 def is_library_code(model: torch.nn.Module) -> bool:

@@ -283,3 +283,9 @@ def test_the_self_check_finds_what_padding_changes():
     ledger = Ledger("GPTNeo")
     owner = bucketed.BucketedGeneration(model, ont.NeuronConfig(), ledger)
     assert "the self check found a difference" in check._find(owner, None, False)["reason"]
+
+
+def test_ids_that_are_no_integers_are_refused():
+    _, model = pair("Llama", GROUPED, compile=False)
+    with pytest.raises(ValueError, match="token ids are integers"):
+        model.generate(torch.ones(1, 3), max_new_tokens=2)

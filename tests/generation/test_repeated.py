@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, LogitsProcessor, TextStreamer
-from transformers.generation import LogitsProcessorList, MinLengthLogitsProcessor
+from transformers.generation import LogitsProcessorList, MinLengthLogitsProcessor, PrefixConstrainedLogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 import optimum_neuron_torch as ont
@@ -156,7 +156,11 @@ def test_what_runs_no_code_of_the_users(model, tmp_path):
     streamer = TextStreamer(None)
     values = (None, 1, "a", torch.ones(1), {"a": [1]}, GenerationConfig(), processors, streamer, DynamicCache())
     assert all(map(is_library_value, values))
+    replaced = TextStreamer(None)
+    replaced.put = lambda value: None
     users = (
+        replaced,
+        LogitsProcessorList([PrefixConstrainedLogitsProcessor(lambda row, ids: [3, 4], 1)]),
         print,
         lambda ids: ids,
         Swapping(model),
@@ -164,6 +168,23 @@ def test_what_runs_no_code_of_the_users(model, tmp_path):
         [SwappingStreamer(model)],
     )
     assert not any(map(is_library_value, (*users, model, {"assistant": model})))
+
+
+def test_a_function_inside_a_processor_of_the_library(plain, model, repeated, ids, mask):
+    def changing(each):
+        calls = []
+
+        def allowed(row, tokens):
+            calls.append(row)
+            if len(calls) == 6 * ids.shape[0]:
+                each.model.norm = torch.nn.LayerNorm(each.config.hidden_size).to(each.device)
+            return list(range(each.config.vocab_size))
+
+        return LogitsProcessorList([PrefixConstrainedLogitsProcessor(allowed, 1)])
+
+    found, expected = (generate(each, ids, mask, logits_processor=changing(each)) for each in (model, plain))
+    assert_equal(found, expected)
+    assert not repeated
 
 
 def test_models_with_code_of_the_users(model):
