@@ -389,7 +389,8 @@ class BucketedGeneration:
     ) -> torch.Tensor:
         """The 2-D mask over what attention sees: the block in a prefill, later the whole store."""
         past, batch = cache.length, rows if mask_BM is None else mask_BM.shape[0]
-        mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else on_host(mask_BM).long()
+        mask_BM = torch.ones(batch, past + length, dtype=torch.long) if mask_BM is None else on_host(mask_BM)
+        mask_BM = (mask_BM != 0 if mask_BM.is_floating_point() else mask_BM).long()  # a fraction is seen, as upstream
         if not self.has_rows and mask_BM.dim() == 2 and mask_BM.shape[1] >= length:
             # A state is never looked back at: callers may give the mask of the block alone.
             return _placed(pad_rows(mask_BM[:, -length:], rows), lead, block)

@@ -289,3 +289,11 @@ def test_ids_that_are_no_integers_are_refused():
     _, model = pair("Llama", GROUPED, compile=False)
     with pytest.raises(ValueError, match="token ids are integers"):
         model.generate(torch.ones(1, 3), max_new_tokens=2)
+
+
+def test_a_mask_of_fractions_hides_what_is_zero_alone():
+    plain, model = pair("Llama", GROUPED, compile=False)
+    ids, mask = torch.arange(5, 12)[None], torch.tensor([[0, 0, 0.5, 1, 1, 1, 1]])
+    with torch.no_grad():
+        found, expected = (each(ids, attention_mask=mask, use_cache=True).logits for each in (model, plain))
+    assert (found - expected)[:, 2:].abs().max() <= 1e-5 * expected.abs().max()
