@@ -208,11 +208,11 @@ def _shape(leaf: Leaf, dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _ragged(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A mask whose second row ends early and whose third starts late."""
+    """A mask whose second row ends early and whose third starts late; no row is masked throughout."""
     mask = torch.ones(shape, dtype=torch.float32 if dtype.is_floating_point else dtype)
     half = shape[-1] // 2
     if shape[0] > 1:
-        mask[1, ..., half:] = 0
+        mask[1, ..., max(half, 1) :] = 0
     if shape[0] > 2:
         mask[2, ..., : half // 2] = 0
     return mask

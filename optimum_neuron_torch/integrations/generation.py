@@ -17,6 +17,7 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 
 from .. import runtime
+from ..buckets.pad import dense
 from ..buckets.undisturbed import undisturbed
 from ..generation.bucketed import BucketedGeneration, NotBucketableError
 from ..generation.cache import BucketCache
@@ -263,7 +264,8 @@ def _first_device(value: Any) -> torch.device | None:
 def _move(value: Any, device: torch.device) -> Any:
     """Tensors of a nested value on `device`; containers keep their type, everything else is passed through."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        # Beams and encoder outputs are views, which moved to the device would be an eager copy of each shape.
+        return (dense(value) if device.type == runtime.DEVICE_TYPE else value).to(device)
     if isinstance(value, dict):
         moved = {key: _move(item, device) for key, item in value.items()}
         return type(value)(**moved) if hasattr(value, "to_tuple") else moved

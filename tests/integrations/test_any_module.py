@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 import optimum_neuron_torch as ont
 from tests.tiny_models import TINY
@@ -241,3 +248,14 @@ def test_a_model_that_computes_otherwise_above_some_length():
             assert_same(model(ids), plain(ids))
     (departure,) = ont.report(model).departures
     assert "in bucket {'sequence': 64} padding changes output 0" in departure["reason"] and departure["calls"] == 2
+
+
+def test_the_smallest_bucket_is_checked_with_texts_of_one_token(ids):
+    """A row that is masked throughout is the mean of all positions: it would differ in every bucket."""
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+    plain = T5EncoderModel(T5Config(vocab_size=320, **sizes)).eval()
+    model = prepared(plain, ont.Buckets(batch=[2], sequence=[16]), attn_implementation=None)
+    ids, mask = ids[:2, :9], torch.ones(2, 9, dtype=torch.long)
+    with torch.no_grad():
+        assert_same(model(ids, attention_mask=mask), plain(ids, attention_mask=mask))
+    assert ont.report(model).departures == []

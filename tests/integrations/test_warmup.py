@@ -1,6 +1,7 @@
 """warmup(): what it lists, what it refuses, and that it leaves the model as it was."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -214,10 +215,11 @@ def test_an_encoder_decoder_is_warm_for_greedy_search_and_beams():
     assert states(model) == ["ready"]
     before = ont.report(model)
     ids = torch.randint(5, 300, (2, 9))
-    for arguments in ({}, {"num_beams": 2}):
+    for device, arguments in itertools.product(("cpu", "neuron"), ({}, {"num_beams": 2})):
         rows = 2 // arguments.get("num_beams", 1)
         given = {"attention_mask": torch.ones_like(ids[:rows]), "max_new_tokens": 6, "do_sample": False, **arguments}
-        assert torch.equal(model.generate(ids[:rows], **given), plain.generate(ids[:rows], **given))
+        found = model.generate(ids[:rows].to(device), **given)
+        assert found.device.type == device and torch.equal(found.cpu(), plain.generate(ids[:rows], **given))
     after = ont.report(model)
     facts = ("graphs", "cached", "eager_signatures")
     assert [getattr(after, fact) for fact in facts] == [getattr(before, fact) for fact in facts]
