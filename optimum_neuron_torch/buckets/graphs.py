@@ -29,6 +29,14 @@ from .undisturbed import current_stretch
 
 logger = logging.getLogger(__name__)
 
+# What Dynamo raises for code that is no single graph, or that does not run on tensors without values.
+UNTRACEABLE = (
+    torch._dynamo.exc.Unsupported,
+    torch._dynamo.exc.UserError,
+    torch._dynamo.exc.TorchRuntimeError,
+    torch._dynamo.exc.InternalTorchDynamoError,
+)
+
 
 class Graphs:
     """Compiles module-level functions at static shapes and runs them, one at a time.

@@ -69,6 +69,8 @@ class LayoutStore:
             _write(path, verdict)
 
     def _path(self, key: tuple, module: torch.nn.Module) -> Path | None:
+        if runtime.graph_directory() is None:  # none that others cannot write to
+            return None
         try:
             sources = digests({type(part).__module__ for part in module.modules()})
         except NoSourceError:

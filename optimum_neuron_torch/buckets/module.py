@@ -21,8 +21,8 @@ from ..report import Ledger
 from .axes import DimRule
 from .finder import Finder
 from .flat import Form, NotFlatError, flatten, rebuild, tensors_of
-from .graphs import Graphs
-from .inputs import TOKENS, InputAxes, Pads, Placed
+from .graphs import UNTRACEABLE, Graphs
+from .inputs import TOKENS, InputAxes, Leaf, Pads, Placed
 from .layouts import Layout, LayoutStore
 from .modes import outside_inference_mode
 from .pad import dense
@@ -198,13 +198,7 @@ class BucketedModule:
         try:
             return self._compiled(self.function, plan.bucket, call.form, padded)
         except (IndexError, RuntimeError) as error:
-            for axis, size in plan.bucket.items():
-                limit = self.limits.get(axis)
-                if limit is not None and plan.sizes[axis] <= limit < size:
-                    raise ValueError(
-                        f"the bucket {axis} {size} is above the limit of {type(self.module).__name__}, {limit}, which "
-                        f"does not run at that size: use Buckets({axis}=[..., {limit}])"
-                    ) from error
+            self._refuse_beyond_limit(plan.sizes, plan.bucket, error)
             open_axes = [
                 axis
                 for axis, size in plan.sizes.items()
@@ -214,6 +208,16 @@ class BucketedModule:
                 raise
             message = f"it does not run with {open_axes[0]} {plan.bucket[open_axes[0]]}: {first_line(error)}"
             raise ExactShapesError(message) from error
+
+    def _refuse_beyond_limit(self, sizes: dict[str, int], bucket: dict[str, int], error: Exception | None) -> None:
+        """Raises ValueError for a listed bucket, which failed, above a limit of the module that the call keeps."""
+        for axis, size in bucket.items():
+            limit = self.limits.get(axis)
+            if limit is not None and sizes[axis] <= limit < size:
+                raise ValueError(
+                    f"the bucket {axis} {size} is above the limit of {type(self.module).__name__}, {limit}, which "
+                    f"does not run at that size: use Buckets({axis}=[..., {limit}])"
+                ) from error
 
     def _split(self, call: Call, plan: Plan, largest: int) -> Any:
         """Batches above the largest bucket run in parts; outputs whose first dimension is not the batch cannot be put
@@ -297,7 +301,7 @@ class BucketedModule:
             with borrowed(self.shell, self.module) as shell:
                 spec = ForwardSpec(form)
                 return self.graphs.call(function, tuple(bucket.items()), run_forward, shell, spec, *arguments)
-        except torch._dynamo.exc.Unsupported as error:
+        except UNTRACEABLE as error:
             known = (self._state(), form)
             self._uncompilable[known] = f"it does not compile as one graph ({str(error).splitlines()[0]})"
             raise NoGraphError(self._uncompilable[known]) from error
@@ -322,6 +326,8 @@ class BucketedModule:
         call = call.with_tensors([_on_host(leaf.tensor) for leaf in call.leaves])
         tokens = self.inputs.tokens(call.leaves)
         takes_mask = tokens is not None and tokens.path == tokens.name and MASK in self.parameters
+        if MASK not in call.form.keys and any(map(_is_packed, call.leaves)):
+            raise ExactShapesError("positions that start anew mean packed sequences, which a mask would hide")
         return call.with_mask(tokens) if takes_mask and MASK not in call.form.keys else call
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
@@ -387,6 +393,7 @@ class BucketedModule:
             found = finder.bucket_mismatch(layout, placed, bucket, lambda axis, size: self._sizes_of(axis).fit(size))
             self._layouts.put(key, self.module, found or Layout({}, (), None))
         if isinstance(found, str):
+            self._refuse_beyond_limit(sizes, bucket, None)
             self._refuse(f"in bucket {dict(lengths)} {found}")
 
     def _refuse(self, reason: str) -> None:
@@ -454,6 +461,12 @@ def _open_shapes(call: Call, placed: Placed) -> tuple:
         )
         for leaf in call.leaves
     )
+
+
+def _is_packed(leaf: Leaf) -> bool:
+    """Whether an input holds positions that do not count up by one: Transformers reads packed sequences from them."""
+    positions = leaf.tensor
+    return leaf.path == "position_ids" and positions.dim() > 1 and bool((positions.diff(dim=-1) != 1).any())
 
 
 def _positions(sizes: dict[str, int]) -> int:

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
 from ..buckets.blocks import CROSSINGS
-from ..buckets.graphs import Graphs
+from ..buckets.graphs import UNTRACEABLE, Graphs
 from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
@@ -42,8 +42,6 @@ SCANNED_BLOCK = 512
 # Inputs of forward that have one entry per token and are padded like the ids.
 PER_TOKEN = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 CROSSINGS[Cache] = CacheCrossing()
-# What Dynamo raises for code that it cannot put into one graph.
-_UNTRACEABLE = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.InternalTorchDynamoError)
 
 
 class NotBucketableError(NotImplementedError):
@@ -261,7 +259,7 @@ class BucketedGeneration:
     def _call(self, function: str, bucket: dict[str, int], compiled: Any, *args: Any) -> list[torch.Tensor]:
         try:
             return self.graphs.call(function, tuple(bucket.items()), compiled, *args)
-        except _UNTRACEABLE as error:
+        except UNTRACEABLE as error:
             reason = (str(error).splitlines() or [""])[0]
             self.untraceable = f"its {function} step does not compile as one graph ({reason})"
             raise NotBucketableError(self.untraceable) from error

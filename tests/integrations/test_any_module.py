@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -259,3 +260,17 @@ def test_the_smallest_bucket_is_checked_with_texts_of_one_token(ids):
     with torch.no_grad():
         assert_same(model(ids, attention_mask=mask), plain(ids, attention_mask=mask))
     assert ont.report(model).departures == []
+
+
+def test_packed_sequences_are_told_by_positions_alone(tiny_llama):
+    """Positions that start anew, without a mask: each sequence sees itself alone."""
+    plain = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    model = AutoModelForCausalLM.from_pretrained(
+        tiny_llama, device_map="neuron", neuron_config=ont.NeuronConfig(options=OPTIONS)
+    )
+    ids, positions = torch.arange(5, 12)[None], torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    with torch.no_grad():
+        expected = plain(ids[:, 3:], use_cache=False).logits
+        with pytest.warns(UserWarning, match="packed sequences"):
+            found = model(ids, position_ids=positions, use_cache=False).logits.cpu()
+    torch.testing.assert_close(found[:, 3:], expected, rtol=1e-5, atol=1e-5)
