@@ -50,6 +50,7 @@ ADDITIONS: dict[str, dict[str, Any]] = {
     },
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
     "encoder-decoder": {"decoder": CROSS_ATTENDING},
+    "esm": {"vocab_size": 99, "mask_token_id": 98},  # no default
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"]},
     "hrm_text": {"num_hidden_layers": 1, "num_layers_per_stack": None},
