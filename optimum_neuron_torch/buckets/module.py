@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from .. import runtime
 from ..config import NeuronConfig
 from ..report import Ledger
 from .axes import DimRule
@@ -25,7 +24,7 @@ from .graphs import UNTRACEABLE, Graphs
 from .inputs import TOKENS, InputAxes, Leaf, Pads, Placed
 from .layouts import Layout, LayoutStore
 from .modes import outside_inference_mode
-from .pad import dense
+from .pad import dense, on_host
 from .probing import (
     MASK,
     Call,
@@ -249,7 +248,7 @@ class BucketedModule:
             raise ExactShapesError(str(error)) from error
         shapes = {leaf.path: "x".join(map(str, leaf.shape)) or "scalar" for leaf in call.leaves}
         with outside_inference_mode():
-            tensors = [_on_host(leaf.tensor) for leaf in call.leaves]
+            tensors = [on_host(leaf.tensor) for leaf in call.leaves]
             output = self._output_form(call.form, tensors)
             outputs = self._compiled("exact", shapes, call.form, tensors)
             if self._forget_plans():
@@ -323,7 +322,7 @@ class BucketedModule:
             raise ExactShapesError(f"an argument has no bucket rule: {error}") from error
         if any(0 in leaf.shape for leaf in call.leaves):
             raise ExactShapesError("an input without entries cannot be padded with copies of them")
-        call = call.with_tensors([_on_host(leaf.tensor) for leaf in call.leaves])
+        call = call.with_tensors([on_host(leaf.tensor) for leaf in call.leaves])
         tokens = self.inputs.tokens(call.leaves)
         takes_mask = tokens is not None and tokens.path == tokens.name and MASK in self.parameters
         if MASK not in call.form.keys and any(map(_is_packed, call.leaves)):
@@ -473,10 +472,6 @@ def _positions(sizes: dict[str, int]) -> int:
     """Positions a call computes: batch x the lengths of its other axes."""
     lengths = sum(size for axis, size in sizes.items() if axis != "batch")
     return sizes.get("batch", 1) * (lengths or 1)
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True) if runtime.is_neuron(tensor) or tensor.is_inference() else tensor
 
 
 def _config_of(module: torch.nn.Module) -> Any:

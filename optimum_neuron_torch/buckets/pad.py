@@ -3,6 +3,11 @@
 import torch
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A normal (not inference) tensor on the host."""
+    return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor
+
+
 def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
     """`x` (batch, ...) with copies of its last row up to `rows` rows."""
     missing = rows - x.shape[0]

@@ -8,7 +8,6 @@ to the bucket.
 """
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,36 +20,23 @@ from transformers.utils import ModelOutput
 
 from ..buckets.blocks import CROSSINGS
 from ..buckets.graphs import UNTRACEABLE, Graphs
-from ..buckets.pad import dense, pad_axis, pad_rows, repeat_last
+from ..buckets.pad import dense, on_host, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
 from ..buckets.undisturbed import current_stretch
 from ..config import NeuronConfig
 from ..report import Ledger
 from .cache import BucketCache
+from .errors import NotBucketableError
 from .layers.crossing import CacheCrossing
 from .layers.kinds import LayerKind, UnknownLayerError, layer_kinds
 from .outputs import FIELDS, Cut, asked_of, fields_of, join_parts, windows_of
+from .placing import PER_TOKEN, SHORT_BLOCKS, part_of, placed, placed_per_token, recurrent_parts
 from .repeated import RepeatedStep
 from .steps import StepSpec, gather_rows, grow_store, step
 
 
-# Continuation blocks (chat turns, assisted decoding) are short: these sizes come before the prompt buckets.
-SHORT_BLOCKS = (1, 4, 16)
-# Longer prompts of recurrent layers are read in blocks of this: scans make graphs that grow with the prompt.
-SCANNED_BLOCK = 512
-# Inputs of forward that have one entry per token and are padded like the ids.
-PER_TOKEN = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 CROSSINGS[Cache] = CacheCrossing()
-
-
-class NotBucketableError(NotImplementedError):
-    """A model, or a call, that has no bucket rule; the message says which part. The stock path serves it.
-
-    `has_begun`: tokens before it are in the cache, so that another path could not go on.
-    """
-
-    has_begun = False
 
 
 def check_supported(model: torch.nn.Module) -> tuple[LayerKind, ...]:
@@ -302,7 +288,7 @@ class BucketedGeneration:
         past, outputs, start = cache.length, [], 0
         for length in lengths:
             end = start + length
-            part = {name: _part(name, value, start, end, self.prefix) for name, value in arguments.items()}
+            part = {name: part_of(name, value, start, end, self.prefix) for name, value in arguments.items()}
             if mask is not None:
                 part[f"{self.prefix}attention_mask"] = mask[:, : past + end]
             outputs.append(self._run(cache, {**part, "logits_to_keep": 0}))
@@ -360,11 +346,11 @@ class BucketedGeneration:
         slots_Q = torch.full((block,), cache.rows - 1)
         slots_Q[lead : lead + length] = torch.arange(past, past + length)
         tensors = {
-            name: _placed(pad_rows(main, rows), lead, block),
+            name: placed(pad_rows(main, rows), lead, block),
             mask: self._pad_mask(cache, mask_BM, length, rows, block, lead),
         }
         for own, tensor in extras.items():
-            tensors[own] = _placed_per_token(own, tensor, batch, length, rows, lead, block)
+            tensors[own] = placed_per_token(own, tensor, batch, length, rows, lead, block)
         bucket = {"batch": rows, "block": block, "cache": cache.rows, "keep": keep_N.shape[0], **sizes}
         positions = (slots_Q, torch.tensor(past), keep_N + lead)
         cut = Cut(batch, lead, length, past, is_first, self.windows, self._source_length(cache))
@@ -391,14 +377,14 @@ class BucketedGeneration:
         mask_BM = (mask_BM != 0 if mask_BM.is_floating_point() else mask_BM).long()  # a fraction is seen, as upstream
         if not self.has_rows and mask_BM.dim() == 2 and mask_BM.shape[1] >= length:
             # A state is never looked back at: callers may give the mask of the block alone.
-            return _placed(pad_rows(mask_BM[:, -length:], rows), lead, block)
+            return placed(pad_rows(mask_BM[:, -length:], rows), lead, block)
         if mask_BM.dim() != 2 or mask_BM.shape[1] != past + length:
             raise NotBucketableError(
                 f"an attention mask of shape {tuple(mask_BM.shape)} for {past} + {length} tokens has no bucket rule"
             )
         mask_BM = pad_rows(mask_BM, rows)
         if cache.state is None:
-            return _placed(mask_BM, lead, block)
+            return placed(mask_BM, lead, block)
         if self.is_recurrent and length > 1:
             # Recurrent layers take the last columns for those of the block; attention takes the first ones.
             return torch.cat([pad_axis(mask_BM, 1, cache.rows), mask_BM[:, -length:]], 1)
@@ -432,69 +418,3 @@ class BucketedGeneration:
 def _is_nothing(value: Any) -> bool:
     """None, or a dict of nothing, as the loop passes for pictures that a prompt does not have."""
     return value is None or (isinstance(value, dict) and all(map(_is_nothing, value.values())))
-
-
-def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A normal (not inference) tensor on the host."""
-    return tensor.to("cpu", copy=True) if tensor.is_inference() or tensor.device.type != "cpu" else tensor
-
-
-def recurrent_parts(length: int, sizes: Sequence[int], is_first: bool) -> list[int]:
-    """The blocks as which recurrent layers read `length` tokens. Only one that starts a sequence may hold pads.
-
-    `sizes`: see `exact_parts`; layers that read on in single tokens alone take any first block whole.
-    """
-    reads_blocks = max(sizes) > 1
-    if not is_first:
-        return exact_parts(length, (*sizes, SCANNED_BLOCK) if reads_blocks else sizes)
-    if not reads_blocks or length <= SCANNED_BLOCK:
-        return [length]
-    rest = length % SCANNED_BLOCK
-    return [rest] * bool(rest) + [SCANNED_BLOCK] * (length // SCANNED_BLOCK)
-
-
-def exact_parts(length: int, sizes: Sequence[int] = SHORT_BLOCKS) -> list[int]:
-    """Blocks of `sizes` (ascending, from 1) that make up `length` tokens without a pad."""
-    parts = []
-    for size in reversed(sizes):
-        parts += [size] * (length // size)
-        length %= size
-    return parts
-
-
-def _part(name: str, value: Any, start: int, end: int, prefix: str) -> Any:
-    """What belongs to tokens [start, end) of an argument; `prefix` is that of the decoder's arguments."""
-    own = name.removeprefix(prefix)
-    if not isinstance(value, torch.Tensor) or not name.startswith(prefix):
-        return value
-    if own in PER_TOKEN or own == "input_ids":
-        return value[..., start:end]
-    return value[:, start:end] if own == "inputs_embeds" else value
-
-
-def _placed(x_BQ: torch.Tensor, lead: int, size: int, fill: int | str = 0) -> torch.Tensor:
-    """`x_BQ` (B, Q, ...) behind `lead` pads, in `size` columns. Pads are `fill`, or repeat the nearest entry."""
-    length = x_BQ.shape[1]
-    if length == size:
-        return x_BQ
-    if fill != "repeat":
-        behind = (0, 0) * (x_BQ.dim() - 2)
-        return torch.nn.functional.pad(x_BQ, (*behind, lead, size - lead - length), value=fill)
-    nearest = torch.arange(-lead, size - lead).clamp(0, length - 1)
-    return x_BQ[:, nearest]
-
-
-def _placed_per_token(
-    name: str, x: torch.Tensor, batch: int, length: int, rows: int, lead: int, block: int
-) -> torch.Tensor:
-    """An input of one entry per token, (B, Q) or, as positions of several kinds, (K, B, Q). It may have one row for
-    all.
-
-    Raises NotBucketableError for another shape.
-    """
-    if x.dim() not in (2, 3) or x.shape[-1] != length or x.shape[-2] not in (1, batch):
-        raise NotBucketableError(f"{name} of shape {tuple(x.shape)} beside {batch} rows of {length} tokens")
-    if x.dim() == 2:
-        return _placed(pad_rows(x.expand(batch, length), rows), lead, block, fill="repeat")
-    kinds = [_placed(pad_rows(kind.expand(batch, length), rows), lead, block, fill="repeat") for kind in x]
-    return torch.stack(kinds)

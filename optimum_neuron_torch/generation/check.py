@@ -24,9 +24,10 @@ from ..buckets.state import describe
 from ..buckets.twin import LARGEST_COPY_BYTES, host_copy, parameter_bytes
 from ..config import Buckets, NeuronConfig
 from ..report import Ledger
-from .bucketed import SHORT_BLOCKS, BucketedGeneration
+from .bucketed import BucketedGeneration
 from .cache import BucketCache
 from .encoder_decoder import EncoderDecoderGeneration, bucketed_generation
+from .placing import SHORT_BLOCKS
 
 
 TOLERANCE = 1e-5

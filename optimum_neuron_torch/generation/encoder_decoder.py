@@ -16,12 +16,13 @@ from transformers.utils import ModelOutput
 
 from ..buckets.graphs import Graphs
 from ..buckets.module import BucketedModule
-from ..buckets.pad import dense, pad_axis, pad_rows
+from ..buckets.pad import dense, on_host, pad_axis, pad_rows
 from ..buckets.sizes import AxisSizes
 from ..config import NeuronConfig
 from ..report import Ledger
-from .bucketed import BucketedGeneration, NotBucketableError, on_host
+from .bucketed import BucketedGeneration
 from .cache import BucketCache
+from .errors import NotBucketableError
 from .layers.kinds import CROSS_ATTENTION
 
 

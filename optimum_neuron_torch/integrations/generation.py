@@ -19,8 +19,9 @@ from transformers.generation import GenerationMode
 from .. import runtime
 from ..buckets.pad import dense
 from ..buckets.undisturbed import undisturbed
-from ..generation.bucketed import BucketedGeneration, NotBucketableError
+from ..generation.bucketed import BucketedGeneration
 from ..generation.cache import BucketCache
+from ..generation.errors import NotBucketableError
 from .library_code import is_library_code, is_library_value
 from .modules import is_active
 

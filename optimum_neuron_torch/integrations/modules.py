@@ -76,9 +76,9 @@ class LazyGeneration:
         return self._bucketed
 
     def _settle(self) -> None:
-        from ..generation.bucketed import NotBucketableError
         from ..generation.check import check
         from ..generation.encoder_decoder import bucketed_generation
+        from ..generation.errors import NotBucketableError
 
         try:
             bucketed = bucketed_generation(self._model, self._config, self._ledger, self._graphs)
@@ -396,8 +396,8 @@ def _cached_forward(
     module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any], cache: Any
 ) -> Any | None:
     """A call with a cache of ours, or one that starts one; None for what the stock path has to serve."""
-    from ..generation.bucketed import NotBucketableError
     from ..generation.cache import BucketCache
+    from ..generation.errors import NotBucketableError
     from ..generation.outputs import moved
 
     bucketed = _owner_of(cache, module) if isinstance(cache, BucketCache) else prepared.generation.get()
