@@ -205,7 +205,7 @@ class BucketedGeneration:
 
     def _expect_more(self, cache: BucketCache, arguments: dict[str, Any], inputs: StepInputs, ran: tuple) -> None:
         """Keep a decode step that ran twice on one store, for the tokens that follow in the same generate()."""
-        is_second, cache.decoded = cache.decoded == id(cache.state), id(cache.state)
+        is_second, cache.decoded = cache.decoded is cache.state, cache.state
         cache.again = None
         ids, mask = f"{self.prefix}input_ids", f"{self.prefix}attention_mask"
         function, bucket, shell, spec, tensors = ran
@@ -285,14 +285,22 @@ class BucketedGeneration:
     def _in_parts(self, cache: BucketCache, arguments: dict[str, Any], lengths: list[int]) -> CausalLMOutputWithPast:
         """Run a block as several of `lengths`, which are buckets themselves."""
         kept, mask = arguments.get("logits_to_keep", 0), arguments.get(f"{self.prefix}attention_mask")
-        past, outputs, start = cache.length, [], 0
-        for length in lengths:
-            end = start + length
-            part = {name: part_of(name, value, start, end, self.prefix) for name, value in arguments.items()}
-            if mask is not None:
-                part[f"{self.prefix}attention_mask"] = mask[:, : past + end]
-            outputs.append(self._run(cache, {**part, "logits_to_keep": 0}))
-            start = end
+        past, state, outputs, start = cache.length, cache.state, [], 0
+        try:
+            for length in lengths:
+                end = start + length
+                part = {name: part_of(name, value, start, end, self.prefix) for name, value in arguments.items()}
+                if mask is not None:
+                    part[f"{self.prefix}attention_mask"] = mask[:, : past + end]
+                outputs.append(self._run(cache, {**part, "logits_to_keep": 0}))
+                start = end
+        except BaseException:  # the parts that ran are taken back, where that can be
+            cache.length = past
+            if state is None:
+                cache.state, cache.is_torn = None, False
+            else:
+                cache.is_torn |= self.is_recurrent and start > 0
+            raise
         positions = on_host(kept).long() if isinstance(kept, torch.Tensor) else slice(-kept if kept else None, None)
         fields = [
             field
@@ -309,30 +317,12 @@ class BucketedGeneration:
         arguments = {name: value for name, value in arguments.items() if not _is_nothing(value)}
         for name in ("use_cache", "return_dict", "cache"):
             arguments.pop(name, None)
-        main = self.main_input(arguments)
-        ids, embeds = f"{self.prefix}input_ids", f"{self.prefix}inputs_embeds"
+        name, main = self._take_main(arguments)
         mask = f"{self.prefix}attention_mask"
-        if ids in arguments and embeds in arguments:
-            raise ValueError(f"{ids} and {embeds} were given: a call takes one of them")
-        name = ids if arguments.pop(ids, None) is main else embeds
-        arguments.pop(embeds, None)
-        if name == ids and main.is_floating_point():
-            raise ValueError(f"{ids} of dtype {main.dtype}: token ids are integers; pass embeddings as {embeds}")
-        # Ids of 32 bits would be graphs of their own.
-        main = on_host(main) if name == embeds else on_host(main).long()
         mask_BM = arguments.pop(mask, None)
-        per_token = [own for own in (f"{self.prefix}{own}" for own in PER_TOKEN) if own in arguments]
-        extras = {own: on_host(arguments.pop(own)).long() for own in per_token}
-        if self.is_recurrent and self.takes_positions and not per_token:
-            # The model would count the pads in front of its first block.
-            extras["position_ids"] = torch.arange(cache.length, cache.length + main.shape[1])[None]
-        kept = arguments.pop("logits_to_keep", 0)
         batch, length = main.shape[:2]
-        if batch == 0 or length == 0:
-            raise ValueError(
-                f"{name} of shape {tuple(main.shape)} holds no token: give at least one row of one token (a start "
-                "token where there is no text)"
-            )
+        extras = self._take_per_token(cache, arguments, length)
+        kept = arguments.pop("logits_to_keep", 0)
         further, sizes = self._further_inputs(cache, arguments, batch)
         outputs = fields_of(asked_of(arguments, self.model.config), self.prefix, bool(self.cross))
         constants = self._constants(arguments)
@@ -355,6 +345,39 @@ class BucketedGeneration:
         positions = (slots_Q, torch.tensor(past), keep_N + lead)
         cut = Cut(batch, lead, length, past, is_first, self.windows, self._source_length(cache))
         return StepInputs(cut, min(kept, length), positions, tensors | further, constants, bucket, outputs)
+
+    def _take_main(self, arguments: dict[str, Any]) -> tuple[str, torch.Tensor]:
+        """The name and the host tensor of the decoder's ids or embeddings, taken out of `arguments`.
+
+        Raises ValueError for both, for ids that are no integers, and for no token.
+        """
+        main = self.main_input(arguments)
+        ids, embeds = f"{self.prefix}input_ids", f"{self.prefix}inputs_embeds"
+        if ids in arguments and embeds in arguments:
+            raise ValueError(f"{ids} and {embeds} were given: a call takes one of them")
+        name = ids if ids in arguments else embeds
+        del arguments[name]
+        if name == ids and main.is_floating_point():
+            raise ValueError(f"{ids} of dtype {main.dtype}: token ids are integers; pass embeddings as {embeds}")
+        if 0 in main.shape[:2]:
+            raise ValueError(
+                f"{name} of shape {tuple(main.shape)} holds no token: give at least one row of one token (a start "
+                "token where there is no text)"
+            )
+        main = on_host(main)
+        return name, main if name == embeds else main.long()  # ids of 32 bits would be graphs of their own
+
+    def _take_per_token(self, cache: BucketCache, arguments: dict[str, Any], length: int) -> dict[str, torch.Tensor]:
+        """The host tensors of the inputs with one entry per token, taken out of `arguments`."""
+        names = [name for name in (f"{self.prefix}{own}" for own in PER_TOKEN) if name in arguments]
+        taken = {name: on_host(arguments.pop(name)) for name in names}
+        for name, tensor in taken.items():
+            if tensor.is_floating_point():
+                raise NotBucketableError(f"{name} of dtype {tensor.dtype} has no bucket rule: it takes integers")
+        if self.is_recurrent and self.takes_positions and not taken:
+            # The model would count the pads in front of its first block.
+            taken["position_ids"] = torch.arange(cache.length, cache.length + length)[None]
+        return {name: tensor.long() for name, tensor in taken.items()}
 
     def _further_inputs(
         self, cache: BucketCache, arguments: dict[str, Any], batch: int

@@ -26,7 +26,7 @@ class BucketCache(Cache):
     Attributes: limit: rows the call will need at most; length: tokens stored; rows: rows of the store; state: its
     tensors, None where the model leaves one out; prompt: arguments of a call whose keys are stored when they are first
     needed, or None; source: what an encoder-decoder keeps of its encoder; again: the last decode step, while it may be
-    repeated; decoded: the identity of `state` at the last decode step.
+    repeated; decoded: the `state` of the last decode step.
     """
 
     is_compileable = False
@@ -40,13 +40,19 @@ class BucketCache(Cache):
         self.is_torn = False
         self.source: Any = None
         self.again: RepeatedStep | None = None
-        self.decoded = 0
+        self.decoded: list[torch.Tensor | None] | None = None
 
     def fill(self) -> None:
         """Store the keys of `prompt`."""
-        if self.prompt is not None:
-            prompt, self.prompt, self.length = self.prompt, None, 0
+        if self.prompt is None:
+            return
+        prompt, length = self.prompt, self.length
+        self.prompt, self.length = None, 0
+        try:
             self.owner.forward(self, prompt)
+        except BaseException:  # not stored, but not forgotten either
+            self.prompt, self.length = prompt, length
+            raise
 
     @property
     def held(self) -> tuple[bool, ...]:

@@ -1,6 +1,5 @@
 """What a generate() call of given buckets compiles: as a list, and done ahead of use."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,9 +50,7 @@ def warm(generation: BucketedGeneration, bucket: dict[str, int]) -> None:
     cache = BucketCache(generation, bucket["cache"] - 1)
     given = _encoded(generation, batch, bucket.get("encoder_sequence")) if generation.cross else {}
     # The loop counts positions for decoders alone.
-    takes_positions = (
-        not generation.cross and "position_ids" in inspect.signature(type(generation.model).forward).parameters
-    )
+    takes_positions = generation.takes_positions and not generation.cross
     for length in (_prompt_length(generation, bucket), 1):
         past = cache.length
         tokens = {

@@ -8,7 +8,8 @@ import torch
 import transformers
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.generation import bucketed, check
+from optimum_neuron_torch.generation import bucketed, check, placing
+from optimum_neuron_torch.generation.cache import BucketCache
 from optimum_neuron_torch.report import Ledger
 from tests.tiny_models import TINY
 
@@ -112,7 +113,7 @@ def test_recurrent_steps_are_one_graph_per_bucket(ids, mask):
 
 @pytest.mark.parametrize("kind", ["mamba2", "mamba2 and attention", "convolution", "delta rule", "both in one layer"])
 def test_long_prompts_of_recurrent_layers_are_read_in_blocks(monkeypatch, kind):
-    monkeypatch.setattr(bucketed, "SCANNED_BLOCK", 8)
+    monkeypatch.setattr(placing, "SCANNED_BLOCK", 8)
     plain, model = pair(*LAYERS[kind], compile=False)
     ids = torch.randint(5, 300, (3, 29), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
@@ -252,6 +253,57 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(monkeypatch, ids, case, er
         assert_close([model(ids[:, 8:9], cache=cache).logits], [whole[:, 8:9]])
 
 
+def failing_at(stock, number):
+    """`stock`, which fails at its call of that number."""
+    calls = []
+
+    def call(*args):
+        calls.append(args)
+        if len(calls) == number:
+            raise torch.OutOfMemoryError("HBM is full")
+        return stock(*args)
+
+    return call
+
+
+def test_a_prompt_of_several_parts_of_which_one_fails_starts_anew(monkeypatch, ids):
+    monkeypatch.setattr(placing, "SCANNED_BLOCK", 4)
+    plain, model = pair(*LAYERS["mamba2 and attention"], compile=False)
+    owner = model._neuron_prepared.generation.get()
+    with torch.no_grad():
+        expected = plain(ids, use_cache=False).logits
+        cache = BucketCache(owner, 32)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner.graphs, "call", failing_at(owner.graphs.call, 2))
+            with pytest.raises(torch.OutOfMemoryError):
+                owner.forward(cache, {"input_ids": ids})
+        assert_close([owner.forward(cache, {"input_ids": ids}).logits], [expected])
+
+
+def test_a_block_of_several_parts_of_which_one_fails_is_not_read_twice(monkeypatch, ids):
+    _, model = pair(*LAYERS["mamba2 and attention"], compile=False)
+    owner = model._neuron_prepared.generation.get()
+    with torch.no_grad():
+        cache = model(ids[:, :5], use_cache=True).cache
+        monkeypatch.setattr(owner, "make_room", failing_at(owner.make_room, 2))  # between two parts
+        with pytest.raises(torch.OutOfMemoryError):
+            model(ids[:, 5:10], cache=cache)
+        with pytest.raises(ValueError, match="start again with a new cache"):
+            model(ids[:, 5:10], cache=cache)
+
+
+def test_a_prompt_whose_keys_could_not_be_stored_is_not_forgotten(monkeypatch, ids):
+    plain, model = pair("Llama", GROUPED, compile=False)
+    owner = model._neuron_prepared.generation.get()
+    cache = model(ids[:, :8]).cache  # with gradients: its keys are stored when they are needed
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+            patch.setattr(owner.graphs, "call", failing_at(owner.graphs.call, 1))
+            with pytest.raises(torch.OutOfMemoryError):
+                model(ids[:, 8:9], cache=cache)
+        assert_close([model(ids[:, 8:9], cache=cache).logits], [plain(ids[:, :9], use_cache=False).logits[:, 8:]])
+
+
 def test_the_self_check_runs_once_for_a_model(monkeypatch, ids):
     runs = []
     find = check._find
@@ -297,3 +349,10 @@ def test_a_mask_of_fractions_hides_what_is_zero_alone():
     with torch.no_grad():
         found, expected = (each(ids, attention_mask=mask, use_cache=True).logits for each in (model, plain))
     assert (found - expected)[:, 2:].abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_positions_that_are_no_integers_take_the_stock_path():
+    plain, model = pair("Llama", GROUPED, compile=False)
+    call = {"input_ids": torch.arange(5, 12)[None], "position_ids": torch.arange(7)[None] * 1.5, "use_cache": True}
+    with torch.no_grad(), pytest.warns(UserWarning, match="position_ids of dtype torch.float32"):
+        assert_close([model(**call).logits], [plain(**call).logits])

@@ -25,8 +25,7 @@ class CrossAttentionLayer(CacheLayerMixin):
         self.is_initialized = keys_BKED is not None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Stored in one form, whatever the views that a model makes of a projection.
-        self.keys, self.values, self.is_initialized = key_states.contiguous(), value_states.contiguous(), True
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
