@@ -1,7 +1,5 @@
 """The tables of architectures: a sample in every test run, all of them in the slow one; the page made from them."""
 
-import os
-
 import pytest
 import torch
 
@@ -12,14 +10,6 @@ from model_tests.architectures.worker import check_apart
 
 
 SAMPLE = ("Llama", "FNet", "Mamba, decoding step")
-
-
-@pytest.fixture
-def fresh_cache(tmp_path, monkeypatch):
-    """Graphs come from nowhere else."""
-    monkeypatch.setitem(os.environ, "OPTIMUM_NEURON_CACHE", str(tmp_path))
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -1,7 +1,5 @@
 """generate() in buckets against the CPU: a sample in every test run, everything in the slow one; the page."""
 
-import os
-
 import pytest
 import torch
 from transformers.modeling_outputs import ModelOutput
@@ -18,21 +16,10 @@ from model_tests.generation.worker import check, check_apart, sections_by_name
 SAMPLE = ("MistralForCausalLM", "DeepseekV3ForCausalLM", "Mamba2ForCausalLM", "T5ForConditionalGeneration")
 
 
-@pytest.fixture
-def fresh_cache(tmp_path, monkeypatch):
-    """Graphs come from nowhere else."""
-    monkeypatch.setitem(os.environ, "OPTIMUM_NEURON_CACHE", str(tmp_path))
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sample_is_equal_and_static(name, fresh_cache):
     outcome = check(name)
     assert outcome.is_static, outcome
-
-
-# Where results differ from the CPU's, or a call raises, and it is not mended yet.
 
 
 def recorded() -> dict[str, Outcome]:
