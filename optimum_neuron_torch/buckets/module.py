@@ -179,7 +179,8 @@ class BucketedModule:
         for axis, reason in plan.layout.unpadded.items():
             self.ledger.depart("exact_shapes", "forward()", f"{axis} is not padded: {reason}")
         with outside_inference_mode():
-            padded = [self.pads.pad(leaf, plan.layout.dims[leaf.path], plan.bucket) for leaf in call.leaves]
+            pads = self.pads
+            padded = [pads.pad(leaf, plan.layout.dims[leaf.path], plan.bucket) for leaf in call.leaves]
             outputs = self._compiled_padded(call, plan, padded)
             if self._forget_plans() and self._state() != plan.state:  # what was known of the module may be wrong
                 return self._run(call, self._plan(call))

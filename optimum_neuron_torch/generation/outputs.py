@@ -88,10 +88,3 @@ def join_parts(field: str, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[tor
             torch.cat([torch.nn.functional.pad(x_BHQK, (0, keys - x_BHQK.shape[3])) for x_BHQK in column], 2)
         )
     return tuple(joined)
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """A tensor, or a tuple of such, compact and on `device`."""
-    if isinstance(value, torch.Tensor):
-        return value.contiguous().to(device)
-    return tuple(moved(part, device) for part in value) if isinstance(value, tuple) else value

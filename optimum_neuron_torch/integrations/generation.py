@@ -17,13 +17,13 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 
 from .. import runtime
-from ..buckets.pad import dense
 from ..buckets.undisturbed import undisturbed
 from ..generation.bucketed import BucketedGeneration
 from ..generation.cache import BucketCache
 from ..generation.errors import NotBucketableError
 from .library_code import is_library_code, is_library_value
 from .modules import is_active
+from .moving import first_device, moved
 
 
 class _OnHost(wrapt.CallableObjectProxy):
@@ -116,8 +116,8 @@ def generation_hooks(
         if not (model.config.is_encoder_decoder and is_active(model)):
             return stock_generate(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
-        moved = signature.bind(**_flat(_move(bound.arguments, next(model.parameters()).device), signature))
-        return stock_generate(*moved.args, **moved.kwargs)
+        bound = signature.bind(**_flat(moved(bound.arguments, next(model.parameters()).device), signature))
+        return stock_generate(*bound.args, **bound.kwargs)
 
     @wraps(stock_generate)
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -143,17 +143,17 @@ def generation_hooks(
 
     def _bucketed_generate(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        device = _first_device(bound.arguments)
+        device = first_device(bound.arguments)
         stretch = undisturbed(is_library_code(model) and all(map(is_library_value, bound.arguments.values())))
         if device is None:
             with stretch:
                 return loop(*args, **kwargs)
         # The loop grows ids, mask and positions token by token: on the device each length would be a compilation.
-        host = _move(bound.arguments, torch.device("cpu"))
+        host = moved(bound.arguments, torch.device("cpu"))
         bound = signature.bind(**_flat(host, signature))
         with stretch:
             result = loop(*bound.args, **bound.kwargs)
-        return _move(result, device)
+        return moved(result, device)
 
     @wraps(stock_prepare_cache)
     def _prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, batch_size, max_cache_length):
@@ -249,30 +249,3 @@ def _flat(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str, 
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             flat.update(flat.pop(name, {}))
     return flat
-
-
-def _first_device(value: Any) -> torch.device | None:
-    """The neuron device of the first tensor in a (nested) value; caches and models are not looked into."""
-    if runtime.is_neuron(value):
-        return value.device
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return next((device for item in value if (device := _first_device(item)) is not None), None)
-    return None
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    """Tensors of a nested value on `device`; containers keep their type, everything else is passed through."""
-    if isinstance(value, torch.Tensor):
-        # Beams and encoder outputs are views, which moved to the device would be an eager copy of each shape.
-        return (dense(value) if device.type == runtime.DEVICE_TYPE else value).to(device)
-    if isinstance(value, dict):
-        moved = {key: _move(item, device) for key, item in value.items()}
-        return type(value)(**moved) if hasattr(value, "to_tuple") else moved
-    if isinstance(value, tuple) and type(value) is tuple or isinstance(value, list):
-        return type(value)(_move(item, device) for item in value)
-    return value
-
-
-__all__ = ["NotBucketableError", "generation_hooks"]

@@ -29,6 +29,7 @@ from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .attention_check import AttentionCheck
 from .hooks import put_hooks, remove_hooks, saving
+from .moving import moved
 from .noticing import unwatch
 
 
@@ -398,7 +399,6 @@ def _cached_forward(
     """A call with a cache of ours, or one that starts one; None for what the stock path has to serve."""
     from ..generation.cache import BucketCache
     from ..generation.errors import NotBucketableError
-    from ..generation.outputs import moved
 
     bucketed = _owner_of(cache, module) if isinstance(cache, BucketCache) else prepared.generation.get()
     if bucketed is None:

@@ -14,6 +14,7 @@ import torch
 from ..buckets.module import answering_on
 from ..config import NeuronConfig
 from .modules import attach, is_active, prepared_of
+from .moving import moved
 
 
 VERBS = ("encode", "encode_query", "encode_document", "predict", "rank")
@@ -68,7 +69,7 @@ def _from_host(model: torch.nn.Module, stock: Callable) -> Callable:
             return stock(*args, **kwargs)
         with answering_on("cpu"):
             result = stock(*args, **kwargs)
-        return _moved(result, next(model.parameters()).device)
+        return moved(result, next(model.parameters()).device)
 
     return verb
 
@@ -81,13 +82,3 @@ def is_active_in_eval(model: torch.nn.Module) -> bool:
         return is_active(model)
     finally:
         model.training = was_training
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if type(value) is list and value and isinstance(value[0], (torch.Tensor, dict)):
-        return [_moved(part, device) for part in value]
-    if type(value) is dict:
-        return {name: _moved(part, device) for name, part in value.items()}
-    return value
