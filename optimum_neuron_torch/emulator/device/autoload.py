@@ -78,8 +78,10 @@ def _load_extension() -> None:
 
 def _add_facade() -> None:
     from ..facade import install as install_facade
+    from ..nki import install as install_nki
 
     install_facade()
+    install_nki()
 
 
 def _register_log_names() -> None:

@@ -1,1 +1,9 @@
-"""A simulator of the Neuron Kernel Interface: runs NKI kernels on the CPU, within the limits of the chip."""
+"""A simulator of NKI kernels: runs them as plain Python over NumPy, within the limits of the chip.
+
+`import nki` finds it after `import torch` on a machine without the Neuron SDK; without torch, after `install()`. It
+differs from the simulator in AWS's `nki` package in what it watches: SBUF and PSUM are bytes with a capacity, tensors
+with explicit addresses overlay each other, memory that nothing has written is known, and each run leaves a performance
+report.
+"""
+
+from .finder import install, uninstall

@@ -1,0 +1,208 @@
+"""One NeuronCore while a kernel runs on it, and the run as a whole."""
+
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .chips import Chip
+from .dtypes import as_dtype
+from .errors import NkiError, NkiWarning, kernel_frame, location_of
+from .memory import Bytes, MemoryRegion, PhysicalMemory, Storage, Usage
+from .objects import NKIObject
+from .records import Record
+from .tensor import NkiTensor
+
+
+STEPS_VARIABLE = "NEURON_EMULATOR_NKI_STEPS"
+STRICT_VARIABLE = "NEURON_EMULATOR_NKI_STRICT"
+DEFAULT_STEPS = 20_000_000
+
+_THREAD = threading.local()
+
+
+class Unwritten(NKIObject):
+    """Reads of memory that nothing had written, from one line of the kernel."""
+
+    def __init__(self, op: str, tensor: str, line: str) -> None:
+        self.op, self.tensor, self.line, self.elements, self.reads = op, tensor, line, 0, 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.op} at {self.line} read {self.elements} elements of {self.tensor} that nothing had written "
+            f"({self.reads} reads)"
+        )
+
+
+class Run:
+    """One call of a kernel: what its cores share.
+
+    Attributes:
+        is_tracing: no data, shapes only.
+        is_strict: reading memory that nothing has written is an error rather than a line in the report.
+        unwritten: such reads, by line and tensor.
+    """
+
+    def __init__(
+        self, kernel: str, chip: Chip, lnc: int, *, is_tracing: bool = False, is_strict: bool | None = None
+    ) -> None:
+        self.kernel, self.chip, self.lnc, self.is_tracing = kernel, chip, lnc, is_tracing
+        self.is_strict = os.environ.get(STRICT_VARIABLE, "0") not in ("", "0") if is_strict is None else is_strict
+        self.cores = [Core(self, index) for index in range(lnc)]
+        self.unwritten: dict[tuple[str, str], Unwritten] = {}
+        self.messages: set[str] = set()
+        self.steps_left = int(os.environ.get(STEPS_VARIABLE, "") or DEFAULT_STEPS)
+        self.started = time.perf_counter()
+        self.seconds = 0.0
+        self.link: Any = None  # how two cores wait for and send to each other (lnc.py)
+
+    def count_step(self) -> None:
+        """Counts an instruction or the turn of a loop.
+
+        Raises:
+            NkiError: there were more than a kernel is allowed, so that one that never ends does end.
+        """
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            raise NkiError(
+                f"the kernel has issued more than {os.environ.get(STEPS_VARIABLE) or DEFAULT_STEPS} instructions: a loop "
+                f"that never ends? {STEPS_VARIABLE} sets the limit"
+            )
+
+    def report_unwritten(self, tensor: NkiTensor, elements: int) -> None:
+        op = getattr(_THREAD, "op", None) or "the kernel"
+        message = f"reads {elements} elements of {tensor.describe()} that nothing has written"
+        if self.is_strict:
+            raise NkiError(message + ": write them first, e.g. with nisa.memset")
+        line = location_of(kernel_frame()) or "?"
+        entry = self.unwritten.setdefault((line, tensor.describe()), Unwritten(op, tensor.describe(), line))
+        entry.elements += elements
+        entry.reads += 1
+
+    def warn(self, message: str) -> None:
+        """Says something once per run."""
+        if message not in self.messages:
+            self.messages.add(message)
+            warnings.warn(f"{message} (at {location_of(kernel_frame())})", NkiWarning, stacklevel=2)
+
+
+class Core:
+    """One physical NeuronCore: its memories, the state of its engines, and what was issued."""
+
+    def __init__(self, run: Run, index: int) -> None:
+        chip = run.chip
+        self.run, self.index = run, index
+        self.is_tracing = run.is_tracing
+        self.memories = {
+            MemoryRegion.sbuf: PhysicalMemory(
+                MemoryRegion.sbuf, chip.partitions, chip.sbuf_partition_bytes, run.is_tracing
+            ),
+            MemoryRegion.psum: PhysicalMemory(
+                MemoryRegion.psum, chip.partitions, chip.psum_partition_bytes, run.is_tracing
+            ),
+        }
+        self.accumulators: dict[str, np.ndarray] = {}  # by engine, (128, 1) float32: they outlive an instruction
+        self.random_state: dict[str, Any] = {}
+        self.records: list[Record] = []
+        self.usages: list[Usage] = []
+        self.loop_depth = 0
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "", address: Any = None
+    ) -> NkiTensor:
+        dtype = as_dtype(dtype)
+        shape = tuple(int(size) for size in shape)
+        if not shape or min(shape) < 1:
+            raise NkiError(f"a tensor of shape {list(shape)}: every dimension needs one element at least")
+        if buffer.is_hbm:
+            return self._allocate_hbm(shape, dtype, buffer, name, address)
+        memory = self.memories[buffer]
+        if len(shape) < 2:
+            raise NkiError(
+                f"{buffer.name} tensor {list(shape)}: on-chip tensors have a partition and a free dimension"
+            )
+        if shape[0] > memory.partitions:
+            raise NkiError(
+                f"{buffer.name} tensor {name or ''}{list(shape)}: the first dimension is the partition, and there are "
+                f"{memory.partitions} of them"
+            )
+        row_nbytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        if row_nbytes > memory.partition_nbytes:
+            raise NkiError(
+                f"{buffer.name} tensor {name or ''}{list(shape)} {dtype} needs {row_nbytes} bytes per partition; "
+                f"{buffer.name.upper()} of {self.run.chip.name} has {memory.partition_nbytes}"
+            )
+        line = location_of(kernel_frame())
+        if address is not None:
+            storage = memory.place(shape, dtype, address, name, line)
+        else:
+            nbytes = row_nbytes * shape[0]
+            data = Bytes(None) if self.is_tracing else Bytes.unwritten(nbytes)
+            usage = Usage(name, buffer, shape, dtype, 0, shape[0], row_nbytes, None, line)
+            storage = Storage(
+                data, buffer, pitch=row_nbytes, row_nbytes=row_nbytes, nbytes=nbytes, usage=usage, name=name
+            )
+        storage.is_complete = storage.is_complete or self.is_tracing
+        self.usages.append(storage.usage)
+        return NkiTensor(shape, dtype, storage, buffer, name)
+
+    def _allocate_hbm(
+        self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str, address: Any
+    ) -> NkiTensor:
+        if address is not None:
+            raise NkiError("address= places tensors in SBUF and PSUM; HBM tensors have none")
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if self.run.link is not None and buffer is MemoryRegion.shared_hbm:
+            return self.run.link.shared_tensor(self, shape, dtype, name)
+        data = Bytes(None) if self.is_tracing else Bytes.unwritten(nbytes)
+        storage = Storage(data, buffer, nbytes=nbytes, name=name, is_complete=self.is_tracing)
+        return NkiTensor(shape, dtype, storage, buffer, name)
+
+
+def current() -> Core:
+    """The core that this thread's kernel runs on.
+
+    Raises:
+        NkiError: no kernel is running.
+    """
+    core = getattr(_THREAD, "core", None)
+    if core is None:
+        raise NkiError("NKI tensors and instructions exist only inside a kernel: call this from an @nki.jit function")
+    return core
+
+
+def is_running() -> bool:
+    return getattr(_THREAD, "core", None) is not None
+
+
+@contextmanager
+def running(core: Core) -> Iterator[None]:
+    """This thread executes for `core`."""
+    previous = getattr(_THREAD, "core", None)
+    _THREAD.core = core
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        _THREAD.core = previous
+
+
+def set_op(op: str | None) -> None:
+    """Which instruction this thread executes; for what is reported from inside it."""
+    _THREAD.op = op
+
+
+def warn_once(message: str) -> None:
+    current().run.warn(message)
+
+
+def caller_line() -> tuple[str, int]:
+    """File and line of the kernel that issues an instruction."""
+    frame = kernel_frame() or sys._getframe(1)
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,0 +1,131 @@
+"""`@instruction`: what every nisa function has in common.
+
+A nisa function checks its operands and returns a `Step`: who executes it, what it writes and reads, and its effect. The
+decorator records the step and runs the effect, except in trace mode, where nothing has data. So a function reads:
+
+    @instruction
+    def reciprocal(dst, data):
+        same_elements(dst, data)
+        return Step("vector", (dst,), (data,), lambda: dst.write(1 / data.read_float32()))
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .core import _THREAD, current
+from .errors import SIMULATOR_DIR, NkiError
+from .objects import NKIObject
+from .records import Record
+from .tensor import NkiTensor
+
+
+class Step(NamedTuple):
+    """One checked instruction. `engine` is a name of `records.Record.engine`; `detail` is for the cost estimate."""
+
+    engine: str
+    writes: tuple[NkiTensor, ...]
+    reads: tuple[NkiTensor, ...]
+    effect: Callable[[], Any]
+    detail: dict[str, Any] | None = None
+
+
+class NkiInstruction(NKIObject):
+    """The handle that an instruction returns."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, handle: Record) -> None:
+        self.record = handle
+
+    def depends_on(self, *producers: "NkiInstruction") -> "NkiInstruction":
+        """This instruction starts after each of `producers` has ended."""
+        for producer in producers:
+            if not isinstance(producer, NkiInstruction):
+                raise NkiError(f"depends_on takes instructions, but got {producer!r}")
+        detail = self.record.detail = self.record.detail or {}
+        detail["after"] = (*detail.get("after", ()), *(producer.record for producer in producers))
+        return self
+
+
+def instruction(function: Callable[..., Step]) -> Callable[..., NkiInstruction]:
+    op = f"nisa.{function.__name__}"
+    short = function.__name__
+
+    @functools.wraps(function)
+    def issue(*args: Any, name: str | None = None, **kwargs: Any) -> NkiInstruction:
+        core = current()
+        run = core.run
+        run.count_step()
+        _THREAD.op = op
+        try:
+            step = function(*args, **kwargs)
+            frame = sys._getframe(1)
+            while frame.f_code.co_filename.startswith(SIMULATOR_DIR):
+                frame = frame.f_back
+            index = len(core.records)
+            for tensor in step.writes + step.reads:
+                usage = tensor.storage.usage
+                if usage is not None:
+                    if usage.first < 0:
+                        usage.first = index
+                    usage.last = index
+            record = Record(
+                short,
+                step.engine,
+                core.index,
+                frame.f_code.co_filename,
+                frame.f_lineno,
+                tuple([tensor.footprint for tensor in step.writes]),
+                tuple([tensor.footprint for tensor in step.reads]),
+                step.detail,
+            )
+            core.records.append(record)
+            if not core.is_tracing:
+                step.effect()
+        except NkiError as error:
+            if error.op is None:
+                error.op = op
+                error.operands = _operands(function, args, kwargs)
+            raise
+        except TypeError as error:
+            raise _call_error(function, op, args, kwargs, error) from error
+        finally:
+            _THREAD.op = None
+        return NkiInstruction(record)
+
+    return issue
+
+
+def _operands(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return [f"{name}: {value.describe()}" for name, value in given.items() if isinstance(value, NkiTensor)]
+
+
+# What the calls of the old dialect pass, and what to write instead.
+_REMOVED = {
+    "mask": "slice the operands instead of masking",
+    "dtype": "the destination's dtype decides",
+    "psumAccumulateFlag": "accumulate=True or False",
+    "acc_flags": "accumulate=True or False",
+}
+
+
+def _call_error(
+    function: Callable[..., Any], op: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
+) -> Exception:
+    """A call that does not fit the signature becomes an `NkiError`; any other TypeError stays what it is."""
+    import inspect
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as mismatch:
+        hints = [f"{name}= is gone: {way}" for name, way in _REMOVED.items() if name in kwargs]
+        if "dst" in signature.parameters and "dst" not in kwargs and not args:
+            hints.append("instructions write to dst= and return no tensor")
+        advice = "".join(f"; {hint}" for hint in hints)
+        return NkiError(f"{mismatch}{advice}. It takes {signature}", op=op)
+    return error

@@ -1,0 +1,120 @@
+"""Checks that instructions have in common, and how they read numbers that may be given per partition.
+
+Sources: the Neuron documentation's NKI architecture guides (memories, engines, partition access) and API reference.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..core import current
+from ..errors import NkiError
+from ..memory import MemoryRegion
+from ..registers import is_register
+from ..tensor import NkiTensor
+
+
+def on_chip(*tensors: Any) -> None:
+    """Every operand is a tensor in SBUF or PSUM, of partitions that an engine can access."""
+    for tensor in tensors:
+        if not isinstance(tensor, NkiTensor):
+            raise NkiError(f"operands are tensors in SBUF or PSUM, but got {tensor!r}")
+        if not tensor.is_on_chip:
+            raise NkiError(
+                f"engines access SBUF and PSUM, not {tensor.describe()}: bring it on chip with nisa.dma_copy"
+            )
+        _check_partitions(tensor)
+
+
+def _check_partitions(tensor: NkiTensor) -> None:
+    """An access to more than 64 partitions starts at partition 0, one to more than 32 at 0 or 64, else at any 32."""
+    storage = tensor.storage
+    if storage.owner != 0 and tensor.byte_offset < storage.pitch:
+        return
+    start, count = tensor.start_partition, tensor.shape[0]
+    allowed = (0,) if count > 64 else (0, 64) if count > 32 else (0, 32, 64, 96)
+    if start not in allowed:
+        raise NkiError(
+            f"{count} partitions from partition {start} on: an access to that many starts at partition "
+            f"{' or '.join(map(str, allowed))} ({tensor.describe()})"
+        )
+
+
+def in_buffer(tensor: NkiTensor, *buffers: MemoryRegion, role: str) -> None:
+    if tensor.buffer not in buffers:
+        names = " or ".join(buffer.name.upper() for buffer in buffers)
+        raise NkiError(f"{role} must be in {names}, but is {tensor.describe()}")
+
+
+def same_elements(first: NkiTensor, *others: NkiTensor) -> None:
+    """All operands have as many partitions and elements per partition; nothing is broadcast."""
+    for other in others:
+        if other.shape[0] != first.shape[0] or other.size != first.size:
+            raise NkiError(
+                f"{first.shape[0]} partitions of {first.free_size} elements against {other.shape[0]} of "
+                f"{other.free_size}: operands have the same numbers of both ({first.describe()}, {other.describe()})"
+            )
+
+
+def is_vector_operand(value: Any) -> bool:
+    return isinstance(value, NkiTensor)
+
+
+def per_partition(value: Any, partitions: int, role: str) -> Any:
+    """A number, or a tensor of one number per partition, as float32 that broadcasts over (partitions, elements)."""
+    if isinstance(value, NkiTensor):
+        check_per_partition(value, partitions, role)
+        return value.read_float32()
+    if is_register(value):
+        return np.float32(value.number())
+    return np.float32(value)
+
+
+def check_per_partition(value: Any, partitions: int, role: str) -> None:
+    if isinstance(value, NkiTensor):
+        on_chip(value)
+        if value.shape[0] != partitions or value.size != partitions:
+            raise NkiError(f"{role} is a number or a tensor of shape ({partitions}, 1), but is {value.describe()}")
+    elif not isinstance(value, (int, float, np.number)) and not is_register(value):
+        raise NkiError(f"{role} is a number or a tensor of shape ({partitions}, 1), but is {value!r}")
+
+
+def tensors(*values: Any) -> tuple[NkiTensor, ...]:
+    """Those of `values` that are tensors: what an instruction reads."""
+    return tuple(value for value in values if isinstance(value, NkiTensor))
+
+
+def needs_generation(minimum: int, what: str) -> None:
+    """
+    Raises:
+        NkiError: the chip is older than NeuronCore-v`minimum`.
+    """
+    chip = current().run.chip
+    if chip.generation < minimum:
+        raise NkiError(f"{what} needs NeuronCore-v{minimum} or later; the kernel runs on {chip.name}")
+
+
+def accumulate(
+    engine: str, command: Any, operator: Any, values: np.ndarray, result: NkiTensor | None, initial: Any = None
+) -> None:
+    """What an instruction with `reduce_cmd` does with its engine's accumulators: one float32 per partition.
+
+    They outlive the instruction, so a reduction can go over several.
+    """
+    accumulators = current().accumulators
+    name = command.name
+    if name == "idle":
+        return
+    partitions = values.shape[0]
+    kept = accumulators.setdefault(engine, np.zeros((current().run.chip.partitions, 1), np.float32))
+    if name == "reset":
+        kept[:partitions] = operator.identity
+    else:
+        reduced = operator.reduce(values)
+        if name == "reduce":
+            reduced = operator.function(kept[:partitions], reduced)
+        elif name == "load_reduce":
+            reduced = operator.function(per_partition(initial, partitions, "reduce_init"), reduced)
+        kept[:partitions] = reduced
+    if result is not None:
+        result.write(kept[:partitions])

@@ -1,0 +1,133 @@
+"""`nki.jit` and `nki.simulate`: calling a kernel on arrays of the host."""
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from .capacity import check_capacity
+from .chips import Chip, current_chip
+from .conversion import Arguments
+from .core import Run, is_running, running
+from .errors import NkiError
+
+
+LNC_SIZES = (1, 2)
+
+_COLLECTORS: ContextVar[tuple[list[Run], ...]] = ContextVar("nki_collectors", default=())
+
+
+class Kernel:
+    """An `@nki.jit` function. `kernel[2](...)` runs it on the two cores of a logical NeuronCore.
+
+    On the emulator every call runs in the simulator: on host tensors and arrays, with results of the same kind. Inside
+    another kernel a call is an ordinary function call.
+    """
+
+    def __init__(self, function: Callable[..., Any], lnc: int = 1, **options: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.func, self.lnc, self.options = function, lnc, options
+
+    def __getitem__(self, lnc: Any) -> "Kernel":
+        return type(self)(self.func, lnc=lnc_size(lnc), **self.options)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_running():
+            return self.func(*args, **kwargs)
+        return run_kernel(self.func, self.lnc, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<nki kernel {self.func.__qualname__}{f'[{self.lnc}]' if self.lnc > 1 else ''}>"
+
+
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Makes a kernel of a function; `@nki.jit` and `@nki.jit(...)` both do."""
+    if fn is None:
+        return lambda function: jit(function, **options)
+    if isinstance(fn, Kernel):
+        return fn
+    if not callable(fn):
+        raise NkiError(f"nki.jit takes a function, but got {fn!r}")
+    return Kernel(fn, **{name: value for name, value in options.items() if name != "lnc"})
+
+
+class simulate(Kernel):
+    """`nki.simulate(kernel)[lnc](*args)`: runs a kernel in the simulator; a plain function will do."""
+
+    def __init__(self, kernel: Callable[..., Any], lnc: int | None = None, **options: Any) -> None:
+        function = kernel.func if isinstance(kernel, Kernel) else kernel
+        if not callable(function):
+            raise NkiError(f"nki.simulate takes a kernel, but got {kernel!r}")
+        super().__init__(function, lnc or getattr(kernel, "lnc", 1), **options)
+
+
+def lnc_size(lnc: Any) -> int:
+    if isinstance(lnc, tuple) and len(lnc) == 1:
+        lnc = lnc[0]
+    if isinstance(lnc, bool) or not isinstance(lnc, int) or lnc not in LNC_SIZES:
+        raise NkiError(f"kernel[{lnc!r}]: a logical NeuronCore has 1 or 2 cores, so kernel[1] or kernel[2]")
+    return lnc
+
+
+def run_kernel(
+    function: Callable[..., Any],
+    lnc: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    chip: Chip | None = None,
+    is_strict: bool | None = None,
+) -> Any:
+    """Runs a kernel on arrays or tensors of the host; what it returns is of the same kind.
+
+    Raises:
+        NkiError: the kernel breaks a rule. Arguments that it wrote to before keep what was written.
+    """
+    run = Run(function.__qualname__, chip or current_chip(), lnc, is_strict=is_strict)
+    arguments = Arguments(run.cores[0])
+    args, kwargs = arguments.wrap(args), arguments.wrap(kwargs)
+    _check_call(function, args, kwargs)
+    returned = execute(run, function, args, kwargs)
+    for core in run.cores:
+        check_capacity(core)
+    with running(run.cores[0]):
+        arguments.write_back()
+        result = arguments.unwrap(returned)
+    run.seconds = time.perf_counter() - run.started
+    for runs in _COLLECTORS.get():
+        runs.append(run)
+    return result
+
+
+def execute(run: Run, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The kernel's own return value; with two cores that of the first."""
+    if run.lnc == 1:
+        with running(run.cores[0]):
+            return function(*args, **kwargs)
+    from .lnc import execute_together
+
+    return execute_together(run, function, args, kwargs)
+
+
+@contextmanager
+def collecting() -> Iterator[list[Run]]:
+    """Every kernel that runs inside leaves its `Run` in the list, in the order they end."""
+    runs: list[Run] = []
+    token = _COLLECTORS.set((*_COLLECTORS.get(), runs))
+    try:
+        yield runs
+    finally:
+        _COLLECTORS.reset(token)
+
+
+def _check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise NkiError(f"kernel {function.__qualname__}{inspect.signature(function)}: {error}") from None

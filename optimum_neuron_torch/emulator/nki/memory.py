@@ -1,0 +1,213 @@
+"""On-chip memory and HBM as bytes, with a shadow that knows which of them were ever written.
+
+A tensor without an address gets bytes of its own, as the compiler would find it a place; what all of them need at once
+is added up afterwards, from first to last use. A tensor with an explicit address lies in the physical memory of its
+core, where tensors overlay each other as on the chip.
+
+The shadow is made late: writes are only noted down, and marked when something incomplete is read.
+"""
+
+import enum
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from .dtypes import DType
+from .errors import NkiError
+
+
+POISON = 0xFF  # NaN in every floating point type, -1 or the largest number in the integer ones
+_OWNERS = itertools.count(1)
+
+
+class MemoryRegion(enum.Enum):
+    """Where a tensor lives."""
+
+    sbuf = "sbuf"
+    psum = "psum"
+    private_hbm = "private_hbm"
+    shared_hbm = "shared_hbm"
+
+    def __init__(self, value: str) -> None:
+        self.is_hbm = value.endswith("hbm")
+        self.is_on_chip = not self.is_hbm
+
+
+class Bytes:
+    """A run of memory. `root` is None in trace mode, where nothing is stored."""
+
+    __slots__ = ("root", "shadow", "noted")
+
+    def __init__(self, root: np.ndarray | None, is_written: bool = False) -> None:
+        self.root = root
+        self.shadow: np.ndarray | None = None if not is_written else np.ones(root.size, bool)
+        self.noted: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+
+    @classmethod
+    def unwritten(cls, size: int) -> "Bytes":
+        return cls(np.empty(size, np.uint8))
+
+    def note(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+        """Remembers that these bytes were written."""
+        self.noted.append((offset, (*shape, itemsize), (*strides, 1)))
+
+    def unwritten_in(
+        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> np.ndarray | None:
+        """None if all these elements were written, else True where an element was not; bool of `shape`."""
+        shadow = self._marked()
+        written = np.ndarray((*shape, itemsize), bool, shadow, offset, (*strides, 1))
+        return None if written.all() else ~written.all(-1)
+
+    def poison(self) -> None:
+        """Fills what was never written, so that using it shows."""
+        self.root[~self._marked()] = POISON
+
+    def _marked(self) -> np.ndarray:
+        if self.shadow is None:
+            self.shadow = np.zeros(self.root.size, bool)
+        for offset, shape, strides in self.noted:
+            np.ndarray(shape, bool, self.shadow, offset, strides)[...] = True
+        self.noted.clear()
+        return self.shadow
+
+
+@dataclass(slots=True)
+class Usage:
+    """How long a tensor of on-chip memory lived: indices of the first and last instruction that used it."""
+
+    name: str
+    space: MemoryRegion
+    shape: tuple[int, ...]
+    dtype: DType
+    partition: int
+    partitions: int
+    nbytes: int  # per partition
+    address: int | None  # byte in the partition, for tensors with an explicit address
+    line: str | None
+    first: int = -1
+    last: int = -1
+
+
+class Storage:
+    """What one `nl.ndarray` call (or one kernel argument) stands for; all its views share it.
+
+    `pitch` is the number of bytes between two partitions as they lie in `data.root`, `row_nbytes` the number that
+    belong to the tensor; both are 0 in HBM. `base` is the first byte.
+    """
+
+    __slots__ = (
+        "data",
+        "space",
+        "base",
+        "pitch",
+        "row_nbytes",
+        "nbytes",
+        "partition",
+        "owner",
+        "usage",
+        "is_complete",
+        "name",
+        "accumulated",
+        "host",
+        "is_poisoned",
+    )
+
+    def __init__(
+        self,
+        data: Bytes,
+        space: MemoryRegion,
+        *,
+        base: int = 0,
+        pitch: int = 0,
+        row_nbytes: int = 0,
+        nbytes: int,
+        partition: int = 0,
+        is_physical: bool = False,
+        usage: Usage | None = None,
+        name: str = "",
+        is_complete: bool = False,
+        host: object = None,
+    ) -> None:
+        self.data, self.space, self.base, self.pitch = data, space, base, pitch
+        self.row_nbytes, self.nbytes, self.partition = row_nbytes, nbytes, partition
+        self.owner = 0 if is_physical else next(_OWNERS)
+        self.usage, self.name, self.is_complete, self.host = usage, name, is_complete, host
+        self.accumulated: np.ndarray | None = None  # PSUM: which elements a matrix multiplication has written
+        self.is_poisoned = False
+
+    def note_write(
+        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, size: int
+    ) -> None:
+        if self.is_complete:
+            return
+        is_whole = size * itemsize == self.nbytes and 0 not in strides
+        if self.owner == 0 or not is_whole:
+            self.data.note(offset, shape, strides, itemsize)
+        if is_whole:
+            self.is_complete = True
+
+    def unwritten(
+        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> np.ndarray | None:
+        """None if all these elements were written. What was not is poisoned before anyone reads it."""
+        if self.is_complete:
+            return None
+        missing = self.data.unwritten_in(offset, shape, strides, itemsize)
+        if missing is None:
+            return None
+        if self.owner or not self.is_poisoned:  # the physical memory is poisoned when it is made
+            self.data.poison()
+            self.is_poisoned = True
+        return missing
+
+
+class PhysicalMemory:
+    """The SBUF or PSUM of one core, for tensors with an explicit address. Made when the first one asks for it."""
+
+    def __init__(self, space: MemoryRegion, partitions: int, partition_nbytes: int, is_tracing: bool) -> None:
+        self.space, self.partitions, self.partition_nbytes = space, partitions, partition_nbytes
+        self._is_tracing = is_tracing
+        self._data: Bytes | None = None
+
+    @property
+    def data(self) -> Bytes:
+        if self._data is None:
+            size = self.partitions * self.partition_nbytes
+            self._data = Bytes(None if self._is_tracing else np.full(size, POISON, np.uint8))
+        return self._data
+
+    def place(
+        self, shape: tuple[int, ...], dtype: DType, address: tuple[int, int], name: str, line: str | None
+    ) -> Storage:
+        """A tensor whose partitions start at `address` = (partition, byte in the partition).
+
+        Raises:
+            NkiError: the tensor leaves the memory, or its address is no multiple of the element size.
+        """
+        partition, start = map(int, address)
+        row_nbytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        what = f"{self.space.name} tensor {name or ''}{list(shape)} {dtype} at address ({partition}, {start})"
+        if partition < 0 or partition + shape[0] > self.partitions:
+            raise NkiError(
+                f"{what} takes partitions {partition} to {partition + shape[0] - 1}; there are {self.partitions}"
+            )
+        if start < 0 or start + row_nbytes > self.partition_nbytes:
+            raise NkiError(
+                f"{what} ends at byte {start + row_nbytes} of its partitions; {self.space.name.upper()} has "
+                f"{self.partition_nbytes} bytes per partition"
+            )
+        usage = Usage(name, self.space, shape, dtype, partition, shape[0], row_nbytes, start, line)
+        return Storage(
+            self.data,
+            self.space,
+            base=partition * self.partition_nbytes + start,
+            pitch=self.partition_nbytes,
+            row_nbytes=row_nbytes,
+            nbytes=row_nbytes * shape[0],
+            partition=partition,
+            is_physical=True,
+            usage=usage,
+            name=name,
+        )

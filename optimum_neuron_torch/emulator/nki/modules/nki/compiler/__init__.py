@@ -1,0 +1,1 @@
+"""`nki.compiler`: nothing is compiled here."""

@@ -1,0 +1,3 @@
+"""The element types."""
+
+from optimum_neuron_torch.emulator.nki.dtypes import *

@@ -1,0 +1,1 @@
+"""The tensor that kernels work on."""
