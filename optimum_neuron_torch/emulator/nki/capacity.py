@@ -1,8 +1,8 @@
 """How much of SBUF and PSUM a run needed at its worst moment, and the error where that is more than there is.
 
 Tensors without an address are placed by a compiler, which may reuse the bytes of one that is not used any more: they
-count from the first to the last instruction that uses them, whatever Python still holds. Tensors of up to 32 partitions
-take a quarter of the partitions, of up to 64 a half. Tensors with an address count as the bytes they cover.
+count from the first to the last instruction that uses them, whatever Python still holds. Tensors of up to 32
+partitions take a quarter of the partitions, of up to 64 a half. Tensors with an address count as the bytes they cover.
 """
 
 from collections.abc import Iterable

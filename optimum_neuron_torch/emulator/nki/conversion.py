@@ -88,7 +88,8 @@ class Arguments:
         host = tensor.storage.host
         if host is None and tensor.buffer is not MemoryRegion.shared_hbm:
             raise NkiError(
-                f"a kernel returns tensors in shared HBM, not {tensor.describe()}: allocate it with buffer=nl.shared_hbm"
+                f"a kernel returns tensors in shared HBM, not {tensor.describe()}: allocate it with "
+                "buffer=nl.shared_hbm"
             )
         if host is not None and tuple(tensor.shape) == tuple(host.shape):
             return host

@@ -71,8 +71,8 @@ class Run:
         self.steps_left -= 1
         if self.steps_left < 0:
             raise NkiError(
-                f"the kernel has issued more than {os.environ.get(STEPS_VARIABLE) or DEFAULT_STEPS} instructions: a loop "
-                f"that never ends? {STEPS_VARIABLE} sets the limit"
+                f"the kernel has issued more than {os.environ.get(STEPS_VARIABLE) or DEFAULT_STEPS} instructions: a "
+                f"loop that never ends? {STEPS_VARIABLE} sets the limit"
             )
 
     def report_unwritten(self, tensor: NkiTensor, elements: int) -> None:

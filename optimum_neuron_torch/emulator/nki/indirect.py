@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def gather(tensor: "NkiTensor") -> np.ndarray:
-    """The elements that the index points at, as `tensor.dtype.storage`; rows out of bounds are zeros (see `in_bounds`)."""
+    """The elements that the index points at, as `tensor.dtype.storage`; out of bounds those of row 0."""
     kind = tensor.indirection.kind
     if kind == "scalar":
         return _resolved(tensor).read()

@@ -1,7 +1,7 @@
 """`@instruction`: what every nisa function has in common.
 
-A nisa function checks its operands and returns a `Step`: who executes it, what it writes and reads, and its effect. The
-decorator records the step and runs the effect, except in trace mode, where nothing has data. So a function reads:
+A nisa function checks its operands and returns a `Step`: who executes it, what it writes and reads, and its effect.
+The decorator records the step and runs the effect, except in trace mode, where nothing has data. So a function reads:
 
     @instruction
     def reciprocal(dst, data):

@@ -1,7 +1,7 @@
 """Two cores of a logical NeuronCore: one thread each, of which one runs at a time.
 
-A core runs until it waits for the other, at a barrier or for what it is to receive; then the other goes on. So a kernel
-runs the same way every time, and where both wait for each other that is known at once.
+A core runs until it waits for the other, at a barrier or for what it is to receive; then the other goes on. So a
+kernel runs the same way every time, and where both wait for each other that is known at once.
 """
 
 import threading

@@ -10,7 +10,7 @@ class VirtualRegister(NKIObject):
     """A register. Its number is `value`; None before anything was loaded, and always in trace mode.
 
     Arithmetic gives a new register. Python control flow on a register (`while register:`) is gone since NKI 0.7, where
-    `nl.fori_loop` and `nl.while_loop` loop on registers: here it still runs, with a warning, for kernels of 0.4 to 0.6.
+    `nl.fori_loop` and `nl.while_loop` loop on registers: here it still runs, with a warning, for older kernels.
     """
 
     __slots__ = ("value", "is_unknown")
@@ -85,7 +85,8 @@ class VirtualRegister(NKIObject):
         )
         if self.is_unknown:
             raise NkiTypeError(
-                f"a register's value is known only while the kernel runs: it cannot be used in Python's {where}; {advice}"
+                f"a register's value is known only while the kernel runs: it cannot be used in Python's {where}; "
+                f"{advice}"
             )
         warn_once(f"a register in Python's {where} does not compile any more as of NKI 0.7: {advice}")
 

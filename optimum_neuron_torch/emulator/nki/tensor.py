@@ -1,8 +1,8 @@
 """`NkiTensor`: a view of storage, and how instructions read and write through it.
 
-Positions are kept in bytes: `byte_offset` into the storage's memory and one stride per dimension. On the chip dimension
-0 is the partition, whose stride is a multiple of the memory's pitch. What users see (`strides`, `offset`, the patterns
-of `ap`) counts elements, with a partition as long as the tensor that was allocated.
+Positions are kept in bytes: `byte_offset` into the storage's memory and one stride per dimension. On the chip
+dimension 0 is the partition, whose stride is a multiple of the memory's pitch. What users see (`strides`, `offset`,
+the patterns of `ap`) counts elements, with a partition as long as the tensor that was allocated.
 """
 
 import math
@@ -277,8 +277,8 @@ class NkiTensor(NKIObject):
                 start += size if start < 0 else 0
             else:
                 raise NkiError(
-                    f"a tensor is indexed with integers, slices, nl.ds and `...`, but got {part!r}. Masks, nl.arange and "
-                    "nl.mgrid are gone: use slices, or .ap() for an access pattern"
+                    f"a tensor is indexed with integers, slices, nl.ds and `...`, but got {part!r}. Masks, nl.arange "
+                    "and nl.mgrid are gone: use slices, or .ap() for an access pattern"
                 )
             self._check_range(dim, start, count, step)
             if self.indirection is not None and self.indirection.kind == "vector" and dim == 0:
@@ -314,8 +314,8 @@ class NkiTensor(NKIObject):
             )
         if start < 0 or start + (count - 1) * step >= size:
             raise NkiError(
-                f"out of bounds: elements {start} to {start + (count - 1) * step} of dimension {dim}, which has {size} "
-                f"({self.describe()})"
+                f"out of bounds: elements {start} to {start + (count - 1) * step} of dimension {dim}, which has "
+                f"{size} ({self.describe()})"
             )
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -501,8 +501,9 @@ class NkiTensor(NKIObject):
         high = first + sum(step for step in free[lead:] if step > 0) + self.dtype.itemsize
         if low < 0 or high > width:
             raise NkiError(
-                f"out of bounds: pattern {list(map(list, pattern))} offset {offset or 0} covers bytes {low} to {high} of "
-                f"{'a partition of ' if lead and storage.pitch else ''}a tensor with {width} bytes ({self.describe()})"
+                f"out of bounds: pattern {list(map(list, pattern))} offset {offset or 0} covers bytes {low} to {high} "
+                f"of {'a partition of ' if lead and storage.pitch else ''}a tensor with {width} "
+                f"bytes ({self.describe()})"
             )
 
     def view(self, dtype: Any) -> "NkiTensor":

@@ -2,4 +2,4 @@
 
 from optimum_neuron_torch.emulator.nki.dtypes import *
 from optimum_neuron_torch.emulator.nki.language import *
-# from optimum_neuron_torch.emulator.nki.operators import *
+from optimum_neuron_torch.emulator.nki.operators import *
