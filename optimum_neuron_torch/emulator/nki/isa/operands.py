@@ -110,7 +110,7 @@ def accumulate(
     if name == "reset":
         kept[:partitions] = operator.identity
     else:
-        reduced = operator.reduce(values)
+        reduced = operator.reduce(values).reshape(partitions, 1)
         if name == "reduce":
             reduced = operator.function(kept[:partitions], reduced)
         elif name == "load_reduce":
