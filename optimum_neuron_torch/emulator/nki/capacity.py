@@ -59,7 +59,7 @@ def check_capacity(core: Core) -> None:
         found = peak(core, space)
         if found.nbytes <= found.limit:
             continue
-        record = core.records[min(found.instruction, len(core.records) - 1)]
+        record = core.records[found.instruction]
         largest = ", ".join(
             f"{usage.name or 'tensor'}{list(usage.shape)} {usage.dtype} from {usage.line}"
             for usage in found.tensors[:5]
@@ -68,7 +68,7 @@ def check_capacity(core: Core) -> None:
             f"{space.name.upper()} is over its capacity: the {len(found.tensors)} tensors in use at "
             f"{record.op} ({record.line}) need {found.nbytes} bytes per partition, and there are {found.limit}. The "
             f"largest: {largest}. Use smaller tiles, or use tensors for a shorter time"
-        )
+        ).place(record.code, record.lineno)
 
 
 def _share(usage: Usage) -> int:

@@ -44,14 +44,13 @@ class Arguments:
         else:
             dtype, array = as_dtype(source.dtype), source
         data = np.ascontiguousarray(array)
-        if not data.flags.writeable:
-            data = data.copy()
         shape = array.shape or (1,)
         root = data.reshape(-1).view(np.uint8)
         if self.core.is_tracing:
             root = None
         space = MemoryRegion.shared_hbm if self.core.run.lnc > 1 else MemoryRegion.private_hbm
         storage = Storage(Bytes(root), space, nbytes=data.nbytes, is_complete=True, host=source)
+        storage.home = self.core.run
         tensor = NkiTensor(shape, dtype, storage, space)
         self._by_identity[id(source)] = tensor
         if data is not array and root is not None:

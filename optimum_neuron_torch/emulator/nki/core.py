@@ -1,11 +1,12 @@
 """One NeuronCore while a kernel runs on it, and the run as a whole."""
 
+import operator
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,10 +117,7 @@ class Core:
     def allocate(
         self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "", address: Any = None
     ) -> NkiTensor:
-        dtype = as_dtype(dtype)
-        shape = tuple(int(size) for size in shape)
-        if not shape or min(shape) < 1:
-            raise NkiError(f"a tensor of shape {list(shape)}: every dimension needs one element at least")
+        dtype, shape, buffer = as_dtype(dtype), _sizes(shape), _region(buffer)
         if buffer.is_hbm:
             return self._allocate_hbm(shape, dtype, buffer, name, address)
         memory = self.memories[buffer]
@@ -149,6 +147,7 @@ class Core:
                 data, buffer, pitch=row_nbytes, row_nbytes=row_nbytes, nbytes=nbytes, usage=usage, name=name
             )
         storage.is_complete = storage.is_complete or self.is_tracing
+        storage.home = self
         self.usages.append(storage.usage)
         return NkiTensor(shape, dtype, storage, buffer, name)
 
@@ -162,7 +161,27 @@ class Core:
             return self.run.link.shared_tensor(self, shape, dtype, name)
         data = Bytes(None) if self.is_tracing else Bytes.unwritten(nbytes)
         storage = Storage(data, buffer, nbytes=nbytes, name=name, is_complete=self.is_tracing)
+        storage.home = self if buffer is MemoryRegion.private_hbm else self.run
         return NkiTensor(shape, dtype, storage, buffer, name)
+
+
+def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        raise NkiError(f"a tensor of shape {shape!r}: a shape is a list or tuple of integers") from None
+    if not sizes or min(sizes) < 1:
+        raise NkiError(f"a tensor of shape {list(sizes)}: every dimension needs one element at least")
+    return sizes
+
+
+def _region(buffer: Any) -> MemoryRegion:
+    if isinstance(buffer, MemoryRegion):
+        return buffer
+    if isinstance(buffer, str) and buffer in MemoryRegion.__members__:
+        return MemoryRegion[buffer]
+    regions = ", ".join(f"nl.{region.name}" for region in MemoryRegion)
+    raise NkiError(f"buffer={buffer!r}: tensors lie in {regions}")
 
 
 def current() -> Core:

@@ -17,6 +17,12 @@ from functools import cache, lru_cache
 import ml_dtypes
 import numpy as np
 
+from .errors import NkiError
+
+
+class NkiDtypeError(NkiError, ValueError):
+    """What was given is no element type of NKI, or none for this use."""
+
 
 class DType(str):
     """One element type. It is its own name, so it compares, hashes and prints as the string does; one object per type.
@@ -117,14 +123,14 @@ def as_dtype(given) -> DType:
     """The DType meant by a name, a NumPy or ml_dtypes type, a torch or JAX dtype, or a DType.
 
     Raises:
-        ValueError: for anything else; it names what exists.
+        NkiDtypeError: for anything else; it names what exists.
     """
     if type(given) is DType:
         return given
     try:
         return _look_up(given)
     except TypeError:  # Unhashable: surely no type.
-        raise ValueError(_unknown(given)) from None
+        raise NkiDtypeError(_unknown(given)) from None
 
 
 @lru_cache(maxsize=256, typed=True)
@@ -132,7 +138,7 @@ def _look_up(given) -> DType:
     name = _name_of(given)
     found = _BY_NAME.get("bool" if name == "bool_" else name)
     if found is None:
-        raise ValueError(_unknown(given))
+        raise NkiDtypeError(_unknown(given))
     return found
 
 
@@ -171,7 +177,7 @@ def to_float32(array: np.ndarray, dtype: DType) -> np.ndarray:
         # The bytes may have been written as float32.
         return _round_to_tfloat32(array)
     if dtype.is_packed:
-        raise ValueError(
+        raise NkiDtypeError(
             f"{dtype} packs {dtype.packed} values in one element, which only nc_matmul_mx reads; "
             "take a view of the elements as another dtype to read them"
         )

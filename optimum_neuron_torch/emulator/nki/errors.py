@@ -23,9 +23,15 @@ class NkiError(Exception):
     def __init__(self, message: str, *, op: str | None = None) -> None:
         super().__init__(message)
         self.message, self.op, self.operands = message, op, []
+        self.location, self.source = None, ""
         frame = kernel_frame()
-        self.location = location_of(frame)
-        self.source = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if frame is not None:
+            self.place(frame.f_code.co_filename, frame.f_lineno)
+
+    def place(self, file: str, line: int) -> "NkiError":
+        """Sets the kernel's line, where it is another than the one that runs."""
+        self.location, self.source = f"{file}:{line}", linecache.getline(file, line).strip()
+        return self
 
     def __str__(self) -> str:
         lines = [f"{self.op}: {self.message}" if self.op else self.message]

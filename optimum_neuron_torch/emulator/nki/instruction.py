@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .core import _THREAD, current
+from .core import _THREAD, Core, current
 from .errors import SIMULATOR_DIR, NkiError
 from .objects import NKIObject
 from .records import Record
@@ -58,7 +58,7 @@ def instruction(function: Callable[..., Step]) -> Callable[..., NkiInstruction]:
         core = current()
         run = core.run
         run.count_step()
-        _THREAD.op = op
+        _THREAD.op, step = op, None
         try:
             step = function(*args, **kwargs)
             frame = sys._getframe(1)
@@ -66,7 +66,10 @@ def instruction(function: Callable[..., Step]) -> Callable[..., NkiInstruction]:
                 frame = frame.f_back
             index = len(core.records)
             for tensor in step.writes + step.reads:
-                usage = tensor.storage.usage
+                storage = tensor.storage
+                if storage.home is not core and storage.home is not run:
+                    raise NkiError(_foreign(tensor, core))
+                usage = storage.usage
                 if usage is not None:
                     if usage.first < 0:
                         usage.first = index
@@ -89,6 +92,12 @@ def instruction(function: Callable[..., Step]) -> Callable[..., NkiInstruction]:
                 error.op = op
                 error.operands = _operands(function, args, kwargs)
             raise
+        except ValueError as error:
+            if step is None or not any(map(_is_read_only, step.writes)):
+                raise
+            refusal = NkiError("the kernel writes to an argument that is read-only: pass a copy", op=op)
+            refusal.operands = _operands(function, args, kwargs)
+            raise refusal from error
         except TypeError as error:
             raise _call_error(function, op, args, kwargs, error) from error
         finally:
@@ -96,6 +105,21 @@ def instruction(function: Callable[..., Step]) -> Callable[..., NkiInstruction]:
         return NkiInstruction(record)
 
     return issue
+
+
+def _foreign(tensor: NkiTensor, core: Core) -> str:
+    home = tensor.storage.home
+    if getattr(home, "run", home) is not core.run:
+        return f"{tensor.describe()} was made in another call of a kernel: tensors end with the call that made them"
+    return (
+        f"{tensor.describe()} belongs to core {home.index}, and this is core {core.index}: cores share tensors in "
+        "nl.shared_hbm alone, or send them with nisa.sendrecv"
+    )
+
+
+def _is_read_only(tensor: NkiTensor) -> bool:
+    root = tensor.storage.data.root
+    return root is not None and not root.flags.writeable
 
 
 def _operands(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -115,6 +115,7 @@ class Link:
             nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             data = Bytes(None) if core.is_tracing else Bytes.unwritten(nbytes)
             storage = Storage(data, MemoryRegion.shared_hbm, nbytes=nbytes, name=name, is_complete=core.is_tracing)
+            storage.home = self.run
             known = self._shared[(number,)] = NkiTensor(shape, dtype, storage, MemoryRegion.shared_hbm, name)
         if known.shape != shape or known.dtype != dtype:
             raise NkiError(

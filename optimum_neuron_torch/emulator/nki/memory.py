@@ -9,6 +9,7 @@ The shadow is made late: writes are only noted down, and marked when something i
 
 import enum
 import itertools
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +112,7 @@ class Storage:
         "name",
         "accumulated",
         "host",
+        "home",
         "is_poisoned",
     )
 
@@ -135,6 +137,7 @@ class Storage:
         self.owner = 0 if is_physical else next(_OWNERS)
         self.usage, self.name, self.is_complete, self.host = usage, name, is_complete, host
         self.accumulated: np.ndarray | None = None  # PSUM: which elements a matrix multiplication has written
+        self.home: object = None  # who may use it: a core, or a run for what all its cores share
         self.is_poisoned = False
 
     def note_write(
@@ -186,16 +189,21 @@ class PhysicalMemory:
         Raises:
             NkiError: the tensor leaves the memory, or its address is no multiple of the element size.
         """
-        partition, start = map(int, address)
+        try:
+            partition, start = map(operator.index, address)
+        except (TypeError, ValueError):
+            raise NkiError(f"address={address!r}: an address is a pair (partition, byte in the partition)") from None
         row_nbytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         what = f"{self.space.name} tensor {name or ''}{list(shape)} {dtype} at address ({partition}, {start})"
         if partition < 0 or partition + shape[0] > self.partitions:
             raise NkiError(
                 f"{what} takes partitions {partition} to {partition + shape[0] - 1}; there are {self.partitions}"
             )
+        if start % dtype.itemsize:
+            raise NkiError(f"{what}: byte {start} is no multiple of {dtype.itemsize}, the size of an element")
         if start < 0 or start + row_nbytes > self.partition_nbytes:
             raise NkiError(
-                f"{what} ends at byte {start + row_nbytes} of its partitions; {self.space.name.upper()} has "
+                f"{what} takes bytes {start} to {start + row_nbytes} of its partitions; {self.space.name.upper()} has "
                 f"{self.partition_nbytes} bytes per partition"
             )
         usage = Usage(name, self.space, shape, dtype, partition, shape[0], row_nbytes, start, line)
