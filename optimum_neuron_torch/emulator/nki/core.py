@@ -112,7 +112,8 @@ class Core:
         self.random_state: dict[str, Any] = {}
         self.records: list[Record] = []
         self.usages: list[Usage] = []
-        self.loop_depth = 0
+        self.loop_depth = 0  # of loops over registers
+        self.ordered_depth = 0  # of nl.no_reorder
 
     def allocate(
         self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "", address: Any = None

@@ -49,8 +49,8 @@ class NkiInstruction(NKIObject):
         return self
 
 
-def instruction(function: Callable[..., Step]) -> Callable[..., NkiInstruction]:
-    op = f"nisa.{function.__name__}"
+def instruction(function: Callable[..., Step], namespace: str = "nisa") -> Callable[..., NkiInstruction]:
+    op = f"{namespace}.{function.__name__}"
     short = function.__name__
 
     @functools.wraps(function)
