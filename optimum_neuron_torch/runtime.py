@@ -10,9 +10,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 DEVICE_TYPE = "neuron"
@@ -28,6 +30,8 @@ class NeuronNotAvailableError(RuntimeError):
 
 
 def _device_module() -> Any | None:
+    import torch
+
     return getattr(torch, DEVICE_TYPE, None)
 
 
@@ -55,11 +59,13 @@ def device_count() -> int:
     return _device_module().device_count() if is_available() else 0
 
 
-def resolve_device(device: Any = None) -> torch.device:
+def resolve_device(device: Any = None) -> "torch.device":
     """`device` as a checked `torch.device` with an index; None is the current neuron device.
 
     Raises NeuronNotAvailableError where there is no device, ValueError for an index that does not exist.
     """
+    import torch
+
     if not is_available():
         raise NeuronNotAvailableError(_why_unavailable())
     try:
@@ -103,7 +109,7 @@ def _why_unavailable() -> str:
     return "torch.neuron.is_available() is False: no neuron core is visible to this process"
 
 
-def peak_memory(device: torch.device) -> int | None:
+def peak_memory(device: "torch.device") -> int | None:
     """Bytes of HBM in use at most so far; None where the device does not say."""
     function = getattr(_device_module(), "max_memory_allocated", None)
     return None if function is None else function(device)
@@ -116,6 +122,8 @@ def random_function(name: str) -> Any | None:
 
 
 def is_neuron(tensor: Any) -> bool:
+    import torch
+
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 
 

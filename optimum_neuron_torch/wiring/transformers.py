@@ -4,8 +4,6 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from .entries import Entry, Undo, put, replace
 
 
@@ -101,6 +99,8 @@ def _install_hooks_while_traced(module: ModuleType) -> Undo:
 
         # As torch.compiler.assume_constant_result() marks it, which would import Dynamo: run once, while tracing.
         install._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+        import torch
 
         @wraps(stock)
         def maybe_install_capturing_hooks(model: Any) -> None:
