@@ -179,8 +179,8 @@ def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:
 def _region(buffer: Any) -> MemoryRegion:
     if isinstance(buffer, MemoryRegion):
         return buffer
-    if isinstance(buffer, str) and buffer in MemoryRegion.__members__:
-        return MemoryRegion[buffer]
+    if isinstance(buffer, str) and buffer in (*MemoryRegion.__members__, "hbm"):
+        raise NkiError(f"buffer={buffer!r}: names of memories as strings are gone since NKI 0.3; write nl.{buffer}")
     regions = ", ".join(f"nl.{region.name}" for region in MemoryRegion)
     raise NkiError(f"buffer={buffer!r}: tensors lie in {regions}")
 

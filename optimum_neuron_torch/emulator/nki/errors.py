@@ -42,6 +42,10 @@ class NkiError(Exception):
         return "\n".join(lines)
 
 
+class OldNamespaceError(NkiError, ImportError):
+    """A kernel imports `neuronxcc.nki`."""
+
+
 class NkiWarning(UserWarning):
     """What a kernel does that the chip may punish, though it is allowed."""
 
@@ -49,7 +53,7 @@ class NkiWarning(UserWarning):
 def kernel_frame() -> FrameType | None:
     """The innermost frame outside the simulator: the kernel's line, where one is running."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(SIMULATOR_DIR):
+    while frame is not None and frame.f_code.co_filename.startswith((SIMULATOR_DIR, "<frozen ")):
         frame = frame.f_back
     return frame
 

@@ -17,6 +17,7 @@ from .presence import uses_simulator
 
 MODULES_DIR = Path(__file__).resolve().parent / "modules"
 PACKAGE = "nki"
+OLD_PACKAGE = "neuronxcc"  # NKI 0.1 was `neuronxcc.nki`
 
 
 class NkiFinder(MetaPathFinder):
@@ -25,12 +26,23 @@ class NkiFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if fullname == OLD_PACKAGE:
+            _refuse_in_kernels()
         if fullname != PACKAGE or not uses_simulator():
             return None
         package_dir = MODULES_DIR / PACKAGE
         return importlib.util.spec_from_file_location(
             fullname, package_dir / "__init__.py", submodule_search_locations=[str(package_dir)]
         )
+
+
+def _refuse_in_kernels() -> None:
+    """Kernels may not use the old namespace since NKI 0.4; outside kernels its import is none of our business."""
+    core = sys.modules.get(f"{__package__}.core")
+    if core is not None and core.is_running():
+        from .errors import OldNamespaceError
+
+        raise OldNamespaceError("neuronxcc.nki is gone: import nki, nki.language and nki.isa instead")
 
 
 def install() -> None:

@@ -31,7 +31,7 @@ def ndarray(
     Raises:
         NkiError: it does not fit.
     """
-    return current().allocate(_sizes(shape), _known(dtype), _region(buffer), name, address)
+    return current().allocate(shape, _known(dtype), buffer, name, address)
 
 
 def full(
@@ -134,16 +134,3 @@ def _known(dtype: Any) -> DType:
         return as_dtype(dtype)
     except ValueError as error:
         raise NkiError(str(error)) from None
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    if isinstance(shape, (int, np.integer)):
-        raise NkiError(f"shape {shape}: give a tuple, with the partition dimension first")
-    return tuple(shape)
-
-
-def _region(buffer: Any) -> MemoryRegion:
-    if not isinstance(buffer, MemoryRegion):
-        way = f"nl.{buffer}" if buffer in MemoryRegion.__members__ else "nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm"
-        raise NkiError(f"buffer={buffer!r} is no memory (strings are gone since NKI 0.3): pass {way}")
-    return buffer

@@ -1,5 +1,6 @@
 """The names of `nki.language`: all that are documented are there, those that are gone say what replaces them."""
 
+import importlib.util
 import inspect
 
 import pytest
@@ -19,8 +20,8 @@ DOCUMENTED = """
     no_reorder expand_dims broadcast_to transpose matmul gather_flattened where dropout softmax rms_norm
     sum max min mean prod var all
     add subtract multiply divide maximum minimum abs_max abs_min abs square power equal not_equal less less_equal
-    greater greater_equal bitwise_and bitwise_or bitwise_xor invert left_shift right_shift logical_and logical_or logical_xor
-    logical_not exp log sqrt rsqrt tanh sigmoid relu gelu gelu_apprx_sigmoid gelu_apprx_tanh gelu_dx
+    greater greater_equal bitwise_and bitwise_or bitwise_xor invert left_shift right_shift logical_and logical_or
+    logical_xor logical_not exp log sqrt rsqrt tanh sigmoid relu gelu gelu_apprx_sigmoid gelu_apprx_tanh gelu_dx
     gelu_apprx_sigmoid_dx silu silu_dx softplus mish erf erf_dx reciprocal sin cos tan arctan ceil floor trunc negative
     sign fmod mod average prelu bypass
 """.split()
@@ -77,6 +78,22 @@ def test_arguments_that_are_gone_say_what_replaces_them():
     for kernel, hint in [(masked, "slice the operands"), (typed, "destination's dtype"), (returning, "write to dst=")]:
         with pytest.raises(NkiError, match=hint):
             nki.simulate(kernel)()
+
+
+def test_the_old_namespace_is_refused_in_kernels():
+    def kernel():
+        import neuronxcc.nki  # noqa: F401
+
+    with pytest.raises(NkiError, match="neuronxcc.nki is gone: import nki") as caught:
+        nki.simulate(kernel)()
+    assert isinstance(caught.value, ImportError) and "import neuronxcc.nki" in caught.value.source
+    # Outside, whether the old package is there is an ordinary question.
+    assert importlib.util.find_spec("neuronxcc") is None
+
+
+def test_names_of_memories_as_strings_are_gone():
+    with pytest.raises(NkiError, match="write nl.psum"):
+        nki.simulate(lambda: nl.zeros((128, 4), nl.float32, buffer="psum"))()
 
 
 def test_memories():
