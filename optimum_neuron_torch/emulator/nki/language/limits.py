@@ -9,6 +9,7 @@ from ..memory import MemoryRegion
 from ..objects import NKIObject
 
 
+FLOAT32_BYTES = 4
 TRANSPOSE_VARIABLE = "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"
 
 
@@ -17,27 +18,51 @@ def _chip() -> Chip:
 
 
 class TileSize(NKIObject):
-    """Limits of the chip that the kernel runs on; outside a kernel, of the one that the environment names.
+    """Limits of the chip that the kernel runs on; outside a kernel, of the one that the environment names."""
 
-    The usable size of SBUF is not documented apart from its capacity: here all of it is.
-    """
-
-    # Constants of all generations, from the NKI documentation of `nl.tile_size` and the architecture guides.
-    pmax = 128
-    psum_bank_fmax = 512
-    psum_fmax = 512  # The old name, which says something else.
-    psum_bank_fmax_bytes = 2048
-    gemm_stationary_fmax = 128
+    # The same on all generations, as what the documentation lists without a property is: kernels tile by it. A single
+    # matrix multiplication of NeuronCore-v4 takes more.
     gemm_moving_fmax = 512
-    bn_stats_fmax = 512
-    psum_min_align = 4
-    sbuf_min_align = 1
+
+    @property
+    def pmax(self) -> int:
+        return _chip().partitions
+
+    @property
+    def psum_bank_fmax_bytes(self) -> int:
+        return _chip().psum_bank_bytes
+
+    @property
+    def psum_bank_fmax(self) -> int:
+        return self.psum_bank_fmax_bytes // FLOAT32_BYTES
+
+    @property
+    def psum_fmax(self) -> int:
+        """The old name of `psum_bank_fmax`: of a bank, not of PSUM."""
+        return self.psum_bank_fmax
 
     @property
     def psum_num_banks(self) -> int:
-        """Seven where DMA transposes run on the Tensor Engine, which then keeps the last bank for itself."""
+        """One less where DMA transposes run on the Tensor Engine, which then keeps the last bank for itself."""
+        chip = _chip()
         on_tensor_engine = os.environ.get(TRANSPOSE_VARIABLE, "").lower() in ("1", "true")
-        return 7 if on_tensor_engine and _chip().generation >= 3 else 8
+        return chip.psum_banks - (on_tensor_engine and chip.generation >= 3)
+
+    @property
+    def psum_min_align(self) -> int:
+        return _chip().psum_min_align
+
+    @property
+    def sbuf_min_align(self) -> int:
+        return _chip().sbuf_min_align
+
+    @property
+    def gemm_stationary_fmax(self) -> int:
+        return _chip().stationary_free_max
+
+    @property
+    def bn_stats_fmax(self) -> int:
+        return _chip().bn_stats_free_max
 
     @property
     def sbuf_fmax_bytes(self) -> int:
@@ -45,7 +70,7 @@ class TileSize(NKIObject):
 
     @property
     def sbuf_fmax(self) -> int:
-        return self.sbuf_fmax_bytes // 4
+        return self.sbuf_fmax_bytes // FLOAT32_BYTES
 
     @property
     def sbuf_size_bytes(self) -> int:
