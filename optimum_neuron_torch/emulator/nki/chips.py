@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from .errors import NkiError
+
 
 PLATFORM_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 VERSION_VARIABLE = "NKI_NC_VERSION"
@@ -23,6 +25,10 @@ DEFAULT_TARGET = "trn2"  # the emulated device's default platform
 GENERATIONS = {"trn1": 2, "inf2": 2, "gen2": 2, "trn2": 3, "gen3": 3, "trn3": 4, "gen4": 4}
 
 KIB = 1024
+
+
+class NkiTargetError(NkiError, ValueError):
+    """There is no such NeuronCore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,19 +208,23 @@ def chip_of(target: str) -> Chip:
     """The NeuronCore of e.g. "trn2" or "gen3".
 
     Raises:
-        ValueError: there is none of that name.
+        NkiTargetError: there is none of that name.
     """
     generation = GENERATIONS.get(str(target).strip().lower())
     if generation is None:
-        raise ValueError(f"{target!r} is no target of NKI; there are {', '.join(GENERATIONS)}")
+        raise NkiTargetError(_unknown(target))
     return CHIPS[generation]
+
+
+def _unknown(target: str) -> str:
+    return f"{target!r} is no target of NKI; there are {', '.join(GENERATIONS)}"
 
 
 def current_chip() -> Chip:
     """What kernels run on here: what `targeting` chose, else what the environment names, else Trn2.
 
     Raises:
-        ValueError: the environment names what does not exist.
+        NkiTargetError: the environment names what does not exist.
     """
     chosen = _CHOSEN.get()
     if chosen is not None:
@@ -222,10 +232,9 @@ def current_chip() -> Chip:
     for variable in (PLATFORM_VARIABLE, VERSION_VARIABLE):
         target = os.environ.get(variable, "").strip()
         if target:
-            try:
-                return chip_of(target)
-            except ValueError as error:
-                raise ValueError(f"{variable}={target}: {error}") from None
+            if target.lower() not in GENERATIONS:
+                raise NkiTargetError(f"{variable}={target}: {_unknown(target)}")
+            return chip_of(target)
     return chip_of(DEFAULT_TARGET)
 
 

@@ -1,141 +1,234 @@
-"""Arguments into tensors, and tensors back into what the caller uses: NumPy or PyTorch.
+"""A caller's arguments as tensors of the kernel, and what the kernel returns as the caller's kind of array.
 
-Contiguous host data is used where it lies. Anything else is copied, and copied back if the kernel wrote to it.
+Contiguous data is used where it lies. Anything else is copied, and copied back if the kernel wrote to it.
 """
 
-import sys
-from typing import Any
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Core
-from .dtypes import as_dtype
+from .core import Run
 from .errors import NkiError
+from .hosts import TensorSpec, host_array, is_array, is_jax_array, is_torch_tensor, jax_array, torch_tensor
+from .instruction import NkiInstruction
 from .memory import Bytes, MemoryRegion, Storage
 from .tensor import NkiTensor
+
+
+class _Copy(NamedTuple):
+    """An argument that was copied: the caller's array, the kernel's tensor, and what was in it before."""
+
+    where: str
+    array: np.ndarray
+    tensor: NkiTensor
+    before: np.ndarray
 
 
 class Arguments:
     """The tensors that a call brings in, one `NkiTensor` per array, and the way back."""
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.uses_torch = False
-        self._by_identity: dict[int, NkiTensor] = {}
-        self._sources: list[tuple[NkiTensor, Any, np.ndarray]] = []
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._wrapped: dict[int, tuple[Any, NkiTensor]] = {}
+        self._copies: list[_Copy] = []
+        self._devices: dict[Any, str] = {}
+        self._uses_jax = False
 
-    def wrap(self, value: Any) -> Any:
-        """`value` with every array or torch tensor in it (lists, tuples and dicts included) as a tensor in HBM."""
-        if isinstance(value, np.ndarray) or is_torch_tensor(value):
-            known = self._by_identity.get(id(value))
-            return known if known is not None else self._tensor(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.wrap, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.wrap, value))
-        if isinstance(value, dict):
-            return {key: self.wrap(item) for key, item in value.items()}
-        return value
+    # In
 
-    def _tensor(self, source: Any) -> NkiTensor:
-        if is_torch_tensor(source):
-            self.uses_torch = True
-            dtype, array = as_dtype(source.dtype), array_of(source)
-        else:
-            dtype, array = as_dtype(source.dtype), source
-        data = np.ascontiguousarray(array)
-        shape = array.shape or (1,)
-        root = data.reshape(-1).view(np.uint8)
-        if self.core.is_tracing:
-            root = None
-        space = MemoryRegion.shared_hbm if self.core.run.lnc > 1 else MemoryRegion.private_hbm
-        storage = Storage(Bytes(root), space, nbytes=data.nbytes, is_complete=True, host=source)
-        storage.home = self.core.run
-        tensor = NkiTensor(shape, dtype, storage, space)
-        self._by_identity[id(source)] = tensor
-        if data is not array and root is not None:
-            self._sources.append((tensor, array, data.copy()))
+    def wrap(self, value: Any, where: str) -> Any:
+        """`value` with every array in it as a tensor in HBM; lists, tuples, dicts and dataclasses are looked into.
+
+        Raises:
+            NkiError: an array is none that a kernel can take; `where` in the call it was.
+        """
+        if is_array(value):
+            try:
+                return self._tensor(value, where)
+            except NkiError as error:
+                error.message = f"{where} {error.message}" if _continues(error) else f"{where}: {error.message}"
+                raise
+        return _rebuilt(value, where, self.wrap)
+
+    def _tensor(self, source: Any, where: str) -> NkiTensor:
+        if id(source) in self._wrapped:
+            return self._wrapped[id(source)][1]
+        self._note_framework(source, where)
+        needs_values = not self.run.is_tracing
+        shape, dtype, array = host_array(source, needs_values=needs_values)
+        root = data = None
+        if array is not None:
+            data = np.ascontiguousarray(array, dtype=dtype.storage)
+            root = data.reshape(-1).view(np.uint8)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        space = MemoryRegion.shared_hbm if self.run.lnc > 1 else MemoryRegion.private_hbm
+        storage = Storage(Bytes(root), space, nbytes=size, is_complete=True, host=source)
+        storage.home = self.run
+        tensor = NkiTensor(shape or (1,), dtype, storage, space)
+        self._wrapped[id(source)] = source, tensor
+        if array is not None and not np.may_share_memory(data, array):
+            root.flags.writeable = array.flags.writeable and not _repeats(array)
+            self._copies.append(_Copy(where, array, tensor, data.copy()))
         return tensor
 
-    def write_back(self) -> None:
-        """Puts into the caller's arrays what the kernel wrote into copies of them."""
-        for tensor, array, before in self._sources:
-            now = tensor.array.reshape(array.shape)
-            if np.array_equal(_bits(now), _bits(before.reshape(array.shape))):
-                continue
-            if not array.flags.writeable:
-                raise NkiError(f"the kernel writes to an argument that is read-only: {tensor.describe()}")
-            array[...] = now
+    def _note_framework(self, source: Any, where: str) -> None:
+        self._uses_jax |= is_jax_array(source)
+        if not is_torch_tensor(source):
+            return
+        self._devices.setdefault(source.device, where)
+        if len(self._devices) > 1:
+            places = ", ".join(f"{place} on {device}" for device, place in self._devices.items())
+            raise NkiError(f"the tensors of a call lie on one device, but got {places}")
+        if source.requires_grad and not self.run.is_tracing:
+            import torch
 
-    def unwrap(self, value: Any) -> Any:
+            if torch.is_grad_enabled():
+                self.run.warn(
+                    "a kernel has no gradient: its results do not lead back to an argument that requires one; give it "
+                    "one with torch.autograd.Function, or call it under torch.no_grad()"
+                )
+
+    def write_back(self) -> None:
+        """Puts into the caller's arrays what the kernel wrote into copies of them.
+
+        Raises:
+            NkiError: the kernel wrote to one of two arguments that share memory, and one of them was copied.
+        """
+        for where, array, tensor, before in self._copies:
+            now = tensor.array.reshape(array.shape)
+            was_written = not _same_bits(now, before)
+            if was_written or not _same_bits(np.asarray(array, before.dtype), before):
+                self._check_unshared(where, array)
+            if was_written:
+                array[...] = now
+
+    def _check_unshared(self, where: str, array: np.ndarray) -> None:
+        others = [copied.array for copied in self._copies if copied.array is not array]
+        copied = {id(entry.tensor) for entry in self._copies}
+        others += [tensor.array for _, tensor in self._wrapped.values() if id(tensor) not in copied]
+        if any(np.may_share_memory(array, other) and _overlap(array, other) for other in others):
+            raise NkiError(
+                f"{where} is not contiguous and shares memory with another argument, and the kernel writes to one of "
+                "them, which the other cannot see: pass contiguous tensors, or copies"
+            )
+
+    # Out
+
+    def unwrap(self, value: Any, where: str = "the result") -> Any:
         """What a kernel returned as the caller's kind of array.
 
         Raises:
-            NkiError: a tensor is not in shared HBM, where results have to be.
+            NkiError: a tensor is not in shared HBM, where results have to be, or in an object that is no container.
         """
         if isinstance(value, NkiTensor):
-            return self._result(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.unwrap, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.unwrap, value))
-        if isinstance(value, dict):
-            return {key: self.unwrap(item) for key, item in value.items()}
+            return self._result(value, where)
+        if isinstance(value, NkiInstruction):
+            raise NkiError(
+                f"{where} is the handle of an instruction, not a tensor: return the tensor that it writes to (its dst)"
+            )
+        if is_container(value):
+            return _rebuilt(value, where, self.unwrap)
+        if _holds_tensor(value):
+            raise NkiError(
+                f"a kernel returns tensors, or tuples, lists, dicts and dataclasses of tensors; {where} is a "
+                f"{type(value).__name__} that holds one"
+            )
         return value
 
-    def _result(self, tensor: NkiTensor) -> Any:
-        host = tensor.storage.host
-        if host is None and tensor.buffer is not MemoryRegion.shared_hbm:
+    def _result(self, tensor: NkiTensor, where: str) -> Any:
+        source = tensor.storage.host
+        if source is None and tensor.buffer is not MemoryRegion.shared_hbm:
             raise NkiError(
-                f"a kernel returns tensors in shared HBM, not {tensor.describe()}: allocate it with "
+                f"a kernel returns tensors in shared HBM, not {tensor.describe()} ({where}): allocate it with "
                 "buffer=nl.shared_hbm"
             )
-        if host is not None and tuple(tensor.shape) == tuple(host.shape):
-            return host
-        values = tensor.read().copy()
-        return tensor_of(values, tensor.dtype) if self.uses_torch else values
+        if tensor.storage.home is not self.run:
+            raise NkiError(f"{where}, {tensor.describe()}, was made in another call of a kernel")
+        is_argument = source is not None and tensor.shape == (tuple(source.shape) or (1,))
+        if self.run.is_tracing:
+            return TracedResult(tensor.shape, tensor.dtype, source if is_argument else None)
+        if is_argument and tensor.byte_offset == 0 and tensor.is_contiguous():
+            return source
+        values = np.array(tensor.read())
+        if self._devices:
+            return torch_tensor(values, tensor.dtype, next(iter(self._devices)))
+        return jax_array(values) if self._uses_jax else values
 
 
-def is_torch_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+@dataclasses.dataclass(frozen=True)
+class TracedResult(TensorSpec):
+    """A result of a traced kernel. `argument` is the caller's own tensor where the kernel returns one."""
+
+    argument: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
-def array_of(tensor: Any) -> np.ndarray:
-    """A torch tensor on the host as an array that shares its memory.
-
-    Raises:
-        NkiError: it lies on another device.
-    """
-    import torch
-
-    if tensor.device.type != "cpu":
-        raise NkiError(f"the simulator takes tensors on the host, but got one on {tensor.device}: use .cpu()")
-    tensor = tensor.detach()
-    dtype = as_dtype(tensor.dtype)
-    if dtype in _CARRIERS:
-        return tensor.view(getattr(torch, _CARRIERS[dtype])).numpy().view(dtype.storage)
-    return tensor.resolve_conj().resolve_neg().numpy()
+def is_container(value: Any) -> bool:
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, (list, tuple, dict)) or is_record
 
 
-def tensor_of(values: np.ndarray, dtype: str) -> Any:
-    """An array as a torch tensor that shares its memory."""
-    import torch
+def _rebuilt(value: Any, where: str, change: Callable[[Any, str], Any]) -> Any:
+    """`value` with `change` applied to what it contains; the same object where nothing changes."""
+    if isinstance(value, (list, tuple)):
+        items = [change(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        entries = {key: change(item, f"{where}[{key!r}]") for key, item in value.items()}
+        if all(entries[key] is value[key] for key in value):
+            return value
+        return entries if type(value) is dict else _refilled(value, entries)
+    if is_container(value):
+        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        old = {name: getattr(value, name) for name in fields}
+        new = {name: change(item, f"{where}.{name}") for name, item in old.items()}
+        if all(new[name] is old[name] for name in fields):
+            return value
+        changed = copy.copy(value)
+        for name, item in new.items():
+            object.__setattr__(changed, name, item)
+        return changed
+    return value
 
-    if dtype in _CARRIERS:
-        carrier = np.dtype(_CARRIERS[dtype])
-        return torch.from_numpy(values.view(carrier)).view(getattr(torch, dtype))
-    return torch.from_numpy(values)
+
+def _refilled(like: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
+    """A dictionary of a class of its own, e.g. with a default factory, with other values."""
+    result = copy.copy(like)
+    result.update(entries)
+    return result
 
 
-# What carries the bits of dtypes that NumPy and PyTorch do not both know.
-_CARRIERS = {
-    "bfloat16": "int16",
-    "float8_e4m3fn": "uint8",
-    "float8_e5m2": "uint8",
-    "float8_e8m0fnu": "uint8",
-}
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (set, frozenset)):
+        return any(isinstance(item, NkiTensor) for item in value)
+    if hasattr(value, "__next__"):
+        return True  # a generator would run on after its kernel
+    attributes = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
+    return any(isinstance(item, NkiTensor) for item in attributes.values())
 
 
-def _bits(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _repeats(array: np.ndarray) -> bool:
+    """Whether several elements are one, as in an expanded tensor: what a kernel writes to them has no place."""
+    return any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True))
+
+
+def _continues(error: NkiError) -> bool:
+    """Whether the message reads on from the argument's name."""
+    return error.message.startswith(("is ", "has "))
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    first, second = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    return np.array_equal(first, second)
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether an element of one is in the memory of the other; yes where that takes too long to tell."""
+    try:
+        return np.shares_memory(one, other, max_work=10_000)
+    except np.exceptions.TooHardError:
+        return True

@@ -54,11 +54,12 @@ class Run:
         self, kernel: str, chip: Chip, lnc: int, *, is_tracing: bool = False, is_strict: bool | None = None
     ) -> None:
         self.kernel, self.chip, self.lnc, self.is_tracing = kernel, chip, lnc, is_tracing
-        self.is_strict = os.environ.get(STRICT_VARIABLE, "0") not in ("", "0") if is_strict is None else is_strict
+        self.is_strict = _switch(STRICT_VARIABLE) if is_strict is None else is_strict
+        self.definition: tuple[str, int] | None = None  # file and line of the kernel
         self.cores = [Core(self, index) for index in range(lnc)]
         self.unwritten: dict[tuple[str, str], Unwritten] = {}
         self.messages: set[str] = set()
-        self.steps_left = int(os.environ.get(STEPS_VARIABLE, "") or DEFAULT_STEPS)
+        self.steps = self.steps_left = _steps()
         self.started = time.perf_counter()
         self.seconds = 0.0
         self.link: Any = None  # how two cores wait for and send to each other (lnc.py)
@@ -72,16 +73,23 @@ class Run:
         self.steps_left -= 1
         if self.steps_left < 0:
             raise NkiError(
-                f"the kernel has issued more than {os.environ.get(STEPS_VARIABLE) or DEFAULT_STEPS} instructions: a "
-                f"loop that never ends? {STEPS_VARIABLE} sets the limit"
+                f"the kernel has issued more than {self.steps} instructions and allocations: a loop that never ends? "
+                f"{STEPS_VARIABLE} sets the limit"
             )
 
     def report_unwritten(self, tensor: NkiTensor, elements: int) -> None:
-        op = getattr(_THREAD, "op", None) or "the kernel"
+        """Counts a read of memory that nothing has written, by the instruction that runs or of the kernel's result.
+
+        Raises:
+            NkiError: the run is strict.
+        """
+        op = getattr(_THREAD, "op", None)
         message = f"reads {elements} elements of {tensor.describe()} that nothing has written"
         if self.is_strict:
-            raise NkiError(message + ": write them first, e.g. with nisa.memset")
+            raise NkiError(f"{'' if op else 'the result '}{message}: write them first, e.g. with nisa.memset")
         line = location_of(kernel_frame()) or "?"
+        if op is None:
+            op, line = "the result", line if self.definition is None else "{}:{}".format(*self.definition)
         entry = self.unwritten.setdefault((line, tensor.describe()), Unwritten(op, tensor.describe(), line))
         entry.elements += elements
         entry.reads += 1
@@ -102,10 +110,10 @@ class Core:
         self.is_tracing = run.is_tracing
         self.memories = {
             MemoryRegion.sbuf: PhysicalMemory(
-                MemoryRegion.sbuf, chip.partitions, chip.sbuf_partition_bytes, run.is_tracing
+                MemoryRegion.sbuf, chip.partitions, chip.sbuf_partition_bytes, run.is_tracing, chip.sbuf_min_align
             ),
             MemoryRegion.psum: PhysicalMemory(
-                MemoryRegion.psum, chip.partitions, chip.psum_partition_bytes, run.is_tracing
+                MemoryRegion.psum, chip.partitions, chip.psum_partition_bytes, run.is_tracing, chip.psum_min_align
             ),
         }
         self.accumulators: dict[str, np.ndarray] = {}  # by engine, (128, 1) float32: they outlive an instruction
@@ -118,6 +126,7 @@ class Core:
     def allocate(
         self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "", address: Any = None
     ) -> NkiTensor:
+        self.run.count_step()
         dtype, shape, buffer = as_dtype(dtype), _sizes(shape), _region(buffer)
         if buffer.is_hbm:
             return self._allocate_hbm(shape, dtype, buffer, name, address)
@@ -164,6 +173,20 @@ class Core:
         storage = Storage(data, buffer, nbytes=nbytes, name=name, is_complete=self.is_tracing)
         storage.home = self if buffer is MemoryRegion.private_hbm else self.run
         return NkiTensor(shape, dtype, storage, buffer, name)
+
+
+def _switch(variable: str) -> bool:
+    value = os.environ.get(variable, "").strip()
+    if value not in ("", "0", "1"):
+        raise NkiError(f"{variable}={value}: 1 switches it on, 0 off")
+    return value == "1"
+
+
+def _steps() -> int:
+    value = os.environ.get(STEPS_VARIABLE, "").strip() or str(DEFAULT_STEPS)
+    if not value.isdecimal() or int(value) == 0:
+        raise NkiError(f"{STEPS_VARIABLE}={value}: it is how many instructions a kernel may issue, at least 1")
+    return int(value)
 
 
 def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:

@@ -31,6 +31,13 @@ class Step(NamedTuple):
     detail: dict[str, Any] | None = None
 
 
+_NO_TENSOR = "an instruction returns a handle, not a tensor: use the tensor that was given as its dst="
+
+
+class NkiHandleError(NkiError, AttributeError, TypeError):
+    """The handle of an instruction was used as a tensor."""
+
+
 class NkiInstruction(NKIObject):
     """The handle that an instruction returns."""
 
@@ -38,6 +45,14 @@ class NkiInstruction(NKIObject):
 
     def __init__(self, handle: Record) -> None:
         self.record = handle
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NkiHandleError(f"`.{name}`: {_NO_TENSOR}")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise NkiHandleError(f"`[{key!r}]`: {_NO_TENSOR}")
 
     def depends_on(self, *producers: "NkiInstruction") -> "NkiInstruction":
         """This instruction starts after each of `producers` has ended."""
@@ -134,6 +149,10 @@ _REMOVED = {
     "dtype": "the destination's dtype decides",
     "psumAccumulateFlag": "accumulate=True or False",
     "acc_flags": "accumulate=True or False",
+    "dst_rmw_op": "nisa.dma_compute reads, modifies and writes",
+    "unique_indices": "nisa.dma_compute takes it",
+    "use_gpsimd_dma": "dma_engine=nisa.dma_engine.gpsimd_dma or nisa.dma_engine.dma",
+    "imm": "src= takes a register: nisa.register_alloc(number)",
 }
 
 

@@ -54,6 +54,11 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         return fn
     if not callable(fn):
         raise NkiError(f"nki.jit takes a function, but got {fn!r}")
+    if "platform_target" in options:
+        raise NkiError(
+            f"nki.jit(platform_target={options['platform_target']!r}) is gone as of NKI 0.3: the environment variable "
+            "NEURON_PLATFORM_TARGET_OVERRIDE names the chip"
+        )
     return Kernel(fn, **{name: value for name, value in options.items() if name != "lnc"})
 
 
@@ -89,20 +94,72 @@ def run_kernel(
     Raises:
         NkiError: the kernel breaks a rule. Arguments that it wrote to before keep what was written.
     """
-    run = Run(function.__qualname__, chip or current_chip(), lnc, is_strict=is_strict)
-    arguments = Arguments(run.cores[0])
-    args, kwargs = arguments.wrap(args), arguments.wrap(kwargs)
-    _check_call(function, args, kwargs)
+    run = new_run(function, lnc, chip or current_chip(), is_strict=is_strict)
+    arguments = Arguments(run)
+    args, kwargs = bound_arguments(function, args, kwargs, arguments)
     returned = execute(run, function, args, kwargs)
     for core in run.cores:
         check_capacity(core)
-    with running(run.cores[0]):
+    with running(run.cores[0]), blaming(function):
         arguments.write_back()
         result = arguments.unwrap(returned)
     run.seconds = time.perf_counter() - run.started
     for runs in _COLLECTORS.get():
         runs.append(run)
     return result
+
+
+def new_run(function: Callable[..., Any], lnc: int, chip: Chip, **options: Any) -> Run:
+    """
+    Raises:
+        NkiError: this is no function that can run on `lnc` cores of `chip`.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        kind = "generator" if inspect.isgeneratorfunction(function) else "coroutine"
+        raise NkiError(f"kernel {name} is a {kind} function: a kernel runs to its end and returns its results")
+    if lnc > 1 and chip.generation < 3:
+        raise NkiError(
+            f"kernel[{lnc}] of {name}: {chip.name} pairs no cores, NeuronCore-v3 and later do; use kernel[1]"
+        )
+    run = Run(name, chip, lnc, **options)
+    run.definition = _definition(function)
+    return run
+
+
+def bound_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as the kernel sees them.
+
+    Raises:
+        NkiError: they do not fit the kernel's signature, or are none that a kernel can take.
+    """
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise NkiError(f"kernel {function.__qualname__}{signature}: {error}") from None
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = arguments.wrap(value, f"argument {name}")
+    return bound.args, bound.kwargs
+
+
+@contextmanager
+def blaming(function: Callable[..., Any]) -> Iterator[None]:
+    """Errors from inside name the kernel's first line: they are about all of it, and none of its lines runs."""
+    try:
+        yield
+    except NkiError as error:
+        definition = _definition(function)
+        if definition is not None:
+            error.place(*definition)
+        raise
+
+
+def _definition(function: Callable[..., Any]) -> tuple[str, int] | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def execute(run: Run, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,10 +181,3 @@ def collecting() -> Iterator[list[Run]]:
         yield runs
     finally:
         _COLLECTORS.reset(token)
-
-
-def _check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        raise NkiError(f"kernel {function.__qualname__}{inspect.signature(function)}: {error}") from None

@@ -169,8 +169,11 @@ class Storage:
 class PhysicalMemory:
     """The SBUF or PSUM of one core, for tensors with an explicit address. Made when the first one asks for it."""
 
-    def __init__(self, space: MemoryRegion, partitions: int, partition_nbytes: int, is_tracing: bool) -> None:
+    def __init__(
+        self, space: MemoryRegion, partitions: int, partition_nbytes: int, is_tracing: bool, min_align: int = 1
+    ) -> None:
         self.space, self.partitions, self.partition_nbytes = space, partitions, partition_nbytes
+        self.min_align = min_align
         self._is_tracing = is_tracing
         self._data: Bytes | None = None
 
@@ -199,8 +202,11 @@ class PhysicalMemory:
             raise NkiError(
                 f"{what} takes partitions {partition} to {partition + shape[0] - 1}; there are {self.partitions}"
             )
-        if start % dtype.itemsize:
-            raise NkiError(f"{what}: byte {start} is no multiple of {dtype.itemsize}, the size of an element")
+        if start % max(dtype.itemsize, self.min_align):
+            raise NkiError(
+                f"{what}: byte {start} is no multiple of {max(dtype.itemsize, self.min_align)}; addresses are multiples "
+                f"of the size of an element, {dtype.itemsize}, and of {self.min_align}"
+            )
         if start < 0 or start + row_nbytes > self.partition_nbytes:
             raise NkiError(
                 f"{what} takes bytes {start} to {start + row_nbytes} of its partitions; {self.space.name.upper()} has "

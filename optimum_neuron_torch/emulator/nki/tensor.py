@@ -6,6 +6,7 @@ the patterns of `ap`) counts elements, with a partition as long as the tensor th
 """
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from .errors import NkiError
 from .memory import MemoryRegion, Storage
 from .objects import NKIObject
 from .records import Footprint
-from .registers import VirtualRegister, is_register
+from .registers import NkiTypeError, VirtualRegister, is_register
 
 
 class DynamicSlice:
@@ -183,6 +184,23 @@ class NkiTensor(NKIObject):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        from .core import is_running, warn_once
+
+        if is_running():
+            warn_once("`if tensor:` asks whether there is a tensor, not what is in it; `is not None` says so")
+        return True
+
+    def __float__(self) -> float:
+        raise NkiTypeError(f"what {self.describe()} holds is known only while the kernel runs: no number for Python")
+
+    __int__ = __index__ = __complex__ = __float__
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise NkiTypeError(
+            f"what {self.describe()} holds is known only while the kernel runs: NumPy cannot compute with it"
+        )
+
     def __iter__(self) -> Iterator["NkiTensor"]:
         return (self[i] for i in range(self.shape[0]))
 
@@ -274,11 +292,11 @@ class NkiTensor(NKIObject):
                 start, count, step = 0, 1, 1
             elif isinstance(part, (int, np.integer)):
                 start, count, step = int(part), 1, 1
-                start += size if start < 0 else 0
+                start += size if -size <= start < 0 else 0
             else:
                 raise NkiError(
                     f"a tensor is indexed with integers, slices, nl.ds and `...`, but got {part!r}. Masks, nl.arange "
-                    "and nl.mgrid are gone: use slices, or .ap() for an access pattern"
+                    "and nl.mgrid are gone: use slices, .ap() for an access pattern, .expand_dim() for a new dimension"
                 )
             self._check_range(dim, start, count, step)
             if self.indirection is not None and self.indirection.kind == "vector" and dim == 0:
@@ -303,7 +321,10 @@ class NkiTensor(NKIObject):
         if already is not None or self.indirection is not None:
             raise NkiError("a tensor takes one dynamic index; this one has one already")
         if self.is_on_chip and dim == 0:
-            raise NkiError("the partition of an on-chip tensor cannot be chosen by a register or a tensor")
+            raise NkiError(
+                f"the partition of an on-chip tensor cannot be chosen by a register or a tensor ({self.describe()})"
+            )
+        _check_index(index)
         return Indirection("scalar", index, self.byte_strides[dim], self.shape[dim], dim)
 
     def _check_range(self, dim: int, start: int, count: int, step: int) -> None:
@@ -312,11 +333,10 @@ class NkiTensor(NKIObject):
             raise NkiError(
                 f"dimension {dim} of {self.describe()}: a slice of {count} elements with step {step} is empty"
             )
-        if start < 0 or start + (count - 1) * step >= size:
-            raise NkiError(
-                f"out of bounds: elements {start} to {start + (count - 1) * step} of dimension {dim}, which has "
-                f"{size} ({self.describe()})"
-            )
+        last = start + (count - 1) * step
+        if start < 0 or last >= size:
+            which = f"element {start}" if count == 1 else f"elements {start} to {last}"
+            raise NkiError(f"out of bounds: {which} of dimension {dim}, which has {size} ({self.describe()})")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise NkiError(
@@ -339,6 +359,7 @@ class NkiTensor(NKIObject):
             raise NkiError(f"vector_select works on HBM tensors, not on {self.describe()}")
         if self.is_indirect():
             raise NkiError("a tensor takes one dynamic index; this one has one already")
+        _check_index(vector_offset)
         vector = Indirection("vector", vector_offset, self.byte_strides[0], self.shape[0], 0)
         return self._view((vector_offset.shape[0], *self.shape[1:]), self.byte_strides, indirection=vector)
 
@@ -441,17 +462,25 @@ class NkiTensor(NKIObject):
     ) -> "NkiTensor":
         """A view by an explicit `[[stride, count], ...]` pattern over the storage, in elements of `dtype`."""
         dtype = self.dtype if dtype is None else as_dtype(dtype)
-        shape = tuple(int(count) for _, count in pattern)
-        steps = [int(step) for step, _ in pattern]
+        try:
+            steps, shape = zip(
+                *((operator.index(step), operator.index(count)) for step, count in pattern), strict=True
+            )
+        except (TypeError, ValueError):
+            raise NkiError(
+                f"ap: a pattern is a list of [stride, count] pairs of integers, but got {pattern!r}"
+            ) from None
         if not shape or min(shape) < 1:
             raise NkiError(f"ap: the counts of pattern {list(map(list, pattern))} must be positive")
         start, strides = self._addressed(steps, shape, int(offset or 0), dtype)
         indirection = self._pattern_indirection(scalar_offset, vector_offset, indirect_dim)
         view = self._view(shape, strides, start, dtype, indirection)
-        view._check_inside(pattern, offset)
+        view._check_inside(pattern, offset, self)
         return view
 
-    def _addressed(self, steps: list[int], shape: tuple[int, ...], offset: int, dtype: DType) -> tuple[int, list[int]]:
+    def _addressed(
+        self, steps: tuple[int, ...], shape: tuple[int, ...], offset: int, dtype: DType
+    ) -> tuple[int, list[int]]:
         """Byte offset and byte strides of a pattern in elements."""
         storage, itemsize = self.storage, dtype.itemsize
         if not storage.pitch:
@@ -475,11 +504,12 @@ class NkiTensor(NKIObject):
         if self.is_indirect():
             raise NkiError("ap: a tensor takes one dynamic index; this one has one already")
         dim = self._dim(dim)
+        _check_index(scalar if vector is None else vector)
         if vector is not None:
             return Indirection("vector", vector, self.byte_strides[dim], self.shape[dim], dim)
         return Indirection("scalar", scalar, self.byte_strides[dim], self.shape[dim], dim)
 
-    def _check_inside(self, pattern: Any, offset: int | None) -> None:
+    def _check_inside(self, pattern: Any, offset: int | None, base: "NkiTensor") -> None:
         """Whether the view stays in its storage; along an indirect dimension that is asked when the index is known."""
         storage = self.storage
         free = [(size - 1) * stride for size, stride in zip(self.shape, self.byte_strides, strict=True)]
@@ -492,7 +522,7 @@ class NkiTensor(NKIObject):
             if partition < 0 or last_partition >= storage.nbytes // max(storage.row_nbytes, 1):
                 raise NkiError(
                     f"out of bounds: pattern {list(map(list, pattern))} offset {offset or 0} reaches partition "
-                    f"{last_partition} of {self.describe()}"
+                    f"{last_partition} of {base.describe()}"
                 )
             lead, width = 1, storage.row_nbytes
         elif is_vector:
@@ -503,7 +533,7 @@ class NkiTensor(NKIObject):
             raise NkiError(
                 f"out of bounds: pattern {list(map(list, pattern))} offset {offset or 0} covers bytes {low} to {high} "
                 f"of {'a partition of ' if lead and storage.pitch else ''}a tensor with {width} "
-                f"bytes ({self.describe()})"
+                f"bytes ({base.describe()})"
             )
 
     def view(self, dtype: Any) -> "NkiTensor":
@@ -541,6 +571,46 @@ class NkiTensor(NKIObject):
         return wanted
 
 
+# What Python's operators on tensors would have to be; they do not exist, as an instruction needs a destination.
+_INSTEAD = {
+    **{
+        "add": ("+", "nl.add"),
+        "sub": ("-", "nl.subtract"),
+        "mul": ("*", "nl.multiply"),
+        "truediv": ("/", "nl.divide"),
+    },
+    **{
+        "pow": ("**", "nl.power"),
+        "mod": ("%", "nl.mod"),
+        "floordiv": ("//", "nl.divide"),
+        "matmul": ("@", "nl.matmul"),
+    },
+    **{"and": ("&", "nl.bitwise_and"), "or": ("|", "nl.bitwise_or"), "xor": ("^", "nl.bitwise_xor")},
+    **{"lt": ("<", "nl.less"), "le": ("<=", "nl.less_equal"), "gt": (">", "nl.greater")},
+    **{"ge": (">=", "nl.greater_equal"), "neg": ("-", "nl.negative"), "invert": ("~", "nl.invert")},
+}
+
+
+def _refuse_operator(symbol: str, instead: str) -> Any:
+    def refuse(self: NkiTensor, other: Any = None) -> None:
+        raise NkiTypeError(
+            f"`{symbol}` on tensors does not exist ({self.describe()}): use an instruction with op={instead}, which "
+            f"writes to a dst, or {instead}(...), which makes a new tensor"
+        )
+
+    return refuse
+
+
+for _name, (_symbol, _instead) in _INSTEAD.items():
+    for _prefix in ("", "r", "i"):
+        setattr(NkiTensor, f"__{_prefix}{_name}__", _refuse_operator(_symbol, _instead))
+
+
+def _check_index(index: Any) -> None:
+    if isinstance(index, NkiTensor) and not index.dtype.is_integer:
+        raise NkiError(f"a dynamic index is an integer, but got {index.describe()}")
+
+
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     strides, run = [], itemsize
     for size in reversed(shape):
@@ -566,9 +636,12 @@ def _bounds(part: slice, size: int) -> tuple[int, int, int]:
     """Start, number of elements and step of a slice. Nothing is clipped: a slice beyond the end is an error."""
     if any(is_register(value) for value in (part.start, part.stop, part.step)):
         raise NkiError("a slice with a register as its bound has no static size: use nl.ds(register, size)")
-    start = 0 if part.start is None else int(part.start)
-    stop = size if part.stop is None else int(part.stop)
-    step = 1 if part.step is None else int(part.step)
+    try:
+        start = 0 if part.start is None else operator.index(part.start)
+        stop = size if part.stop is None else operator.index(part.stop)
+        step = 1 if part.step is None else operator.index(part.step)
+    except TypeError:
+        raise NkiError(f"slice bounds are integers, but got {part!r}") from None
     start, stop = start + size if start < 0 else start, stop + size if stop < 0 else stop
     return start, -(-(stop - start) // step) if step else 0, step
 

@@ -1,4 +1,4 @@
-"""Tests whose body is a kernel that breaks a rule: `@refused(...)` runs it and checks what the error says, and where."""
+"""Tests whose body is a kernel that breaks a rule: `@refused(...)` runs it, checks what the error says, and where."""
 
 import inspect
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Names of the old dialect (`neuronxcc.nki`, NKI 0.1 and before) that are gone, each with what to write instead."""
 
-from ..errors import NkiError
+from ..names import MissingNameError
 
 
 REMOVED = {
@@ -20,12 +20,6 @@ REMOVED = {
 }
 
 
-class RemovedNameError(NkiError, AttributeError):
-    """`nl.<name>` of a name that is gone. An AttributeError too, so that `hasattr` says no."""
-
-
-def missing(name: str) -> AttributeError:
+def missing(name: str) -> MissingNameError:
     """What to raise for a name that `nki.language` does not have."""
-    if name in REMOVED:
-        return RemovedNameError(f"nl.{name} is gone: {REMOVED[name]}")
-    return AttributeError(f"module 'nki.language' has no attribute {name!r}")
+    return MissingNameError.of("nki.language", name, REMOVED)

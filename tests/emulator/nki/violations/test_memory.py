@@ -148,6 +148,11 @@ def test_address_of_two_byte_elements_that_is_not_aligned():
     nl.ndarray((128, 4), nl.bfloat16, address=(0, 1))  # <- here
 
 
+@refused("(0, 2)", "multiple of 4", "psum")
+def test_address_in_psum_that_is_not_aligned():
+    nl.ndarray((128, 4), nl.bfloat16, buffer=nl.psum, address=(0, 2))  # <- here
+
+
 @refused("(0, -4)", "[128, 4]")
 def test_negative_address():
     nl.ndarray((128, 4), nl.float32, address=(0, -4))  # <- here
