@@ -122,8 +122,13 @@ def as_operator(given) -> Operator:
 
 
 def _truth(function: Function) -> Function:
-    """Comparisons and logical functions, with 1.0 and 0.0 for what NumPy gives as true and false."""
+    """Comparisons, with 1.0 and 0.0 for what NumPy gives as true and false."""
     return lambda x, y: function(x, y).astype(np.float32)
+
+
+def _truth_of_both(function: Function) -> Function:
+    """Logical functions; NumPy's own take several times as long on floats."""
+    return lambda x, y: function(np.not_equal(x, 0), np.not_equal(y, 0)).astype(np.float32)
 
 
 def _logical_not(x):
@@ -308,7 +313,7 @@ def _comparison(name, ufunc) -> Operator:
 def _logical(name, ufunc, identity) -> Operator:
     reduce = _reduce_truth_by(ufunc)
     engines = frozenset((VECTOR,))
-    return Operator(name, 2, _truth(ufunc), engines, is_logical=True, reduce=reduce, identity=identity)
+    return Operator(name, 2, _truth_of_both(ufunc), engines, is_logical=True, reduce=reduce, identity=identity)
 
 
 def _activation(name, function, valid_range=None, *, engines=(), **more) -> Operator:
