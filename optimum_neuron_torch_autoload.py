@@ -13,8 +13,9 @@ import types
 
 PLUGIN = "optimum_neuron_torch"
 EMULATOR = f"{PLUGIN}.emulator"
-# Code that may pass through the dormant package without waking it; torch pickles the emulator's stored graphs.
-INSIDERS = (EMULATOR, __name__, "torch_neuronx", "torch.", "importlib")
+# Code that may pass through the dormant package without waking it; torch pickles the emulator's stored graphs, and
+# `nki` is the emulator's where the Neuron SDK is not installed.
+INSIDERS = (EMULATOR, __name__, "torch_neuronx", "torch.", "importlib", "nki.")
 
 
 def autoload() -> None:
@@ -56,7 +57,8 @@ def _is_insider(frame: types.FrameType | None) -> bool:
     """Whether the code that caused an access, looking past the import system's own frames, belongs to the emulator."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").startswith(INSIDERS)
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    return f"{name}.".startswith(INSIDERS)
 
 
 def _wake(package: _DormantPackage) -> None:

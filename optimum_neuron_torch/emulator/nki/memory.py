@@ -202,11 +202,9 @@ class PhysicalMemory:
             raise NkiError(
                 f"{what} takes partitions {partition} to {partition + shape[0] - 1}; there are {self.partitions}"
             )
-        if start % max(dtype.itemsize, self.min_align):
-            raise NkiError(
-                f"{what}: byte {start} is no multiple of {max(dtype.itemsize, self.min_align)}; addresses are multiples "
-                f"of the size of an element, {dtype.itemsize}, and of {self.min_align}"
-            )
+        align = max(dtype.itemsize, self.min_align)
+        if start % align:
+            raise NkiError(f"{what}: byte {start} is no multiple of {align}, as addresses of its elements have to be")
         if start < 0 or start + row_nbytes > self.partition_nbytes:
             raise NkiError(
                 f"{what} takes bytes {start} to {start + row_nbytes} of its partitions; {self.space.name.upper()} has "
