@@ -83,7 +83,11 @@ def _fill(call: str) -> Callable[..., NkiInstruction]:
 
 
 def shared_constant(constant: Any) -> NkiTensor:
-    """A tensor in shared HBM with the values of a NumPy array, or of the `.npy` file at a path."""
+    """A tensor in shared HBM with the values of a NumPy array, or of the `.npy` file at a path.
+
+    Raises:
+        NkiError: the constant is neither, or another one on the other core: they share it.
+    """
     if isinstance(constant, (str, os.PathLike)):
         constant = np.load(constant)
     if not isinstance(constant, np.ndarray):
@@ -92,9 +96,12 @@ def shared_constant(constant: Any) -> NkiTensor:
             op="nl.shared_constant",
         )
     tensor = ndarray(constant.shape, constant.dtype, MemoryRegion.shared_hbm)
-    # It comes with the program, not by an instruction.
-    if not current().is_tracing:
-        tensor.write(constant)
+    if current().is_tracing:
+        return tensor
+    if not tensor.storage.is_complete:
+        tensor.write(constant)  # It comes with the program, not by an instruction.
+    elif tensor.array.tobytes() != constant.tobytes():
+        raise NkiError("the two cores give different constants, but share one", op="nl.shared_constant")
     return tensor
 
 
@@ -103,7 +110,8 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None =
     dtype = _known(dtype) if dst is None else dst.dtype
     if dst is None:
         dst = ndarray((n, n), dtype)
-    constant = ndarray((n, n), dtype, MemoryRegion.shared_hbm)
+    # Private, so that a core may ask for one alone: shared tensors are made by both cores, in the same order.
+    constant = ndarray((n, n), dtype, MemoryRegion.private_hbm)
     if not current().is_tracing:
         constant.write(np.eye(n, dtype=np.float32))
     isa.dma_copy(dst=dst, src=constant)

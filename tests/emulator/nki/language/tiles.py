@@ -30,6 +30,20 @@ def on_tiles(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
     return nki.simulate(kernel)(*arrays)
 
 
+def made(make: Callable[[], Any]) -> np.ndarray:
+    """The tensor that `make` makes, wherever it is, as an array."""
+
+    def kernel():
+        tensor = make()
+        if nl.is_psum(tensor.buffer):
+            tensor = copied(tensor)
+        out = nl.ndarray(tensor.shape, tensor.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=tensor)
+        return out
+
+    return nki.simulate(kernel)()
+
+
 def copied(tile: Any) -> Any:
     copy = nl.ndarray(tile.shape, tile.dtype)
     nisa.tensor_copy(dst=copy, src=tile)
