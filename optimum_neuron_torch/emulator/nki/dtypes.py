@@ -94,6 +94,8 @@ _BY_NAME["float8_e4m3fn_x4"] = _make("float8_e4m3fn_x4", np.uint32, packed=4)
 _BY_NAME["float8_e5m2_x4"] = _make("float8_e5m2_x4", np.uint32, packed=4)
 _BY_NAME["float4_e2m1fn_x4"] = _make("float4_e2m1fn_x4", np.uint16, packed=4)
 
+_PACKED = frozenset(name for name, dtype in _BY_NAME.items() if dtype.is_packed)
+
 ALL_DTYPES: tuple[DType, ...] = tuple(_BY_NAME.values())
 
 float32 = _BY_NAME["float32"]
@@ -146,7 +148,9 @@ def _name_of(given) -> str | None:
     if isinstance(given, str):
         return str(given)
     if isinstance(given, np.dtype):
-        return given.name
+        # NumPy has no packed types: a structure with one field of that name stands for one.
+        is_packed = given.names is not None and len(given.names) == 1 and given.names[0] in _PACKED
+        return given.names[0] if is_packed else given.name
     if isinstance(getattr(given, "dtype", None), np.dtype):  # jax.numpy.bfloat16 and its like carry the NumPy type.
         return given.dtype.name
     if isinstance(given, type):
