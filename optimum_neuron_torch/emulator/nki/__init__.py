@@ -7,3 +7,15 @@ report.
 """
 
 from .finder import install, uninstall
+
+
+_LAZY = {"TensorSpec": ".hosts", "collecting": ".kernel", "targeting": ".chips", "trace": ".tracing"}
+
+
+def __getattr__(name: str):
+    """NumPy and the simulator itself are loaded when they are asked for: `import torch` imports this package."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name], __name__), name)

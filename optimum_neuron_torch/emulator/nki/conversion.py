@@ -12,7 +12,16 @@ import numpy as np
 
 from .core import Run
 from .errors import NkiError
-from .hosts import TensorSpec, host_array, is_array, is_jax_array, is_torch_tensor, jax_array, torch_tensor
+from .hosts import (
+    TensorSpec,
+    empty_torch_tensor,
+    host_array,
+    is_array,
+    is_jax_array,
+    is_torch_tensor,
+    jax_array,
+    torch_tensor,
+)
 from .instruction import NkiInstruction
 from .memory import Bytes, MemoryRegion, Storage
 from .tensor import NkiTensor
@@ -138,6 +147,17 @@ class Arguments:
             )
         return value
 
+    def emptied(self, value: Any, where: str = "the result") -> Any:
+        """Results of a traced kernel as arrays of the caller's kind that hold nothing."""
+        if not isinstance(value, TensorSpec):
+            return _rebuilt(value, where, self.emptied)
+        if value.argument is not None:
+            return value.argument
+        if self._devices:
+            return empty_torch_tensor(value, next(iter(self._devices)))
+        values = np.empty(value.shape, value.dtype.storage)
+        return jax_array(values) if self._uses_jax else values
+
     def _result(self, tensor: NkiTensor, where: str) -> Any:
         source = tensor.storage.host
         if source is None and tensor.buffer is not MemoryRegion.shared_hbm:
@@ -149,20 +169,13 @@ class Arguments:
             raise NkiError(f"{where}, {tensor.describe()}, was made in another call of a kernel")
         is_argument = source is not None and tensor.shape == (tuple(source.shape) or (1,))
         if self.run.is_tracing:
-            return TracedResult(tensor.shape, tensor.dtype, source if is_argument else None)
+            return TensorSpec(tensor.shape, tensor.dtype, source if is_argument else None)
         if is_argument and tensor.byte_offset == 0 and tensor.is_contiguous():
             return source
         values = np.array(tensor.read())
         if self._devices:
             return torch_tensor(values, tensor.dtype, next(iter(self._devices)))
         return jax_array(values) if self._uses_jax else values
-
-
-@dataclasses.dataclass(frozen=True)
-class TracedResult(TensorSpec):
-    """A result of a traced kernel. `argument` is the caller's own tensor where the kernel returns one."""
-
-    argument: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def is_container(value: Any) -> bool:

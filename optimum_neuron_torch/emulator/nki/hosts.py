@@ -4,7 +4,7 @@ Tensors on the emulated `neuron` device lie in host memory too, and are used whe
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,19 +13,27 @@ from .dtypes import DType, NkiDtypeError, as_dtype
 from .errors import NkiError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorSpec:
-    """A tensor without data: a shape and an element type. What `trace` takes, and what it says of results."""
+    """A tensor without data: a shape and an element type. What `trace` takes, and what it says of results.
+
+    `argument` is the caller's own tensor, of a result that is one of the arguments.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
+    argument: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(map(int, self.shape)))
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+class NoDataError(NkiError):
+    """A tensor of PyTorch that has a shape and no data: such arguments can be traced, not run."""
 
 
 class HostArray(NamedTuple):
@@ -108,10 +116,7 @@ def _torch_values(tensor: Any) -> np.ndarray:
     from torch._subclasses.fake_tensor import FakeTensor
 
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
-        raise NkiError(
-            "has a shape and no data (a fake or meta tensor): it can be traced "
-            "(optimum_neuron_torch.emulator.nki.trace), not run"
-        )
+        raise NoDataError("has a shape and no data: it can be traced, not run")
     tensor = tensor.detach()
     if tensor.device.type == "neuron":
         tensor = _neuron_alias(tensor)
@@ -146,16 +151,34 @@ def torch_tensor(values: np.ndarray, dtype: DType, device: Any = None) -> Any:
     """
     import torch
 
+    wanted = torch_dtype(dtype)
     if dtype in _CARRIERS:
-        tensor = torch.from_numpy(values.view(np.dtype(_CARRIERS[dtype]))).view(getattr(torch, dtype))
-    elif dtype == "float8_e4m3":
+        tensor = torch.from_numpy(values.view(np.dtype(_CARRIERS[dtype]))).view(wanted)
+    else:
+        tensor = torch.from_numpy(values)
+    return tensor if device is None or device.type == "cpu" else _on_neuron(tensor, device)
+
+
+def empty_torch_tensor(spec: TensorSpec, device: Any) -> Any:
+    import torch
+
+    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device=device)
+
+
+def torch_dtype(dtype: DType) -> Any:
+    """What PyTorch calls a dtype; packed ones are the integers that they are stored as.
+
+    Raises:
+        NkiDtypeError: it has none.
+    """
+    import torch
+
+    if dtype == "float8_e4m3":
         raise NkiDtypeError(
             "PyTorch has no float8_e4m3 (its float8_e4m3fn has other values): return result.view(nl.uint8), or call "
             "the kernel with NumPy arrays"
         )
-    else:
-        tensor = torch.from_numpy(values)
-    return tensor if device is None or device.type == "cpu" else _on_neuron(tensor, device)
+    return getattr(torch, dtype if dtype in _CARRIERS else dtype.storage.name)
 
 
 def _on_neuron(tensor: Any, device: Any) -> Any:

@@ -13,6 +13,7 @@ from .chips import Chip, current_chip
 from .conversion import Arguments
 from .core import Run, is_running, running
 from .errors import NkiError
+from .hosts import NoDataError
 
 
 LNC_SIZES = (1, 2)
@@ -91,13 +92,20 @@ def run_kernel(
 ) -> Any:
     """Runs a kernel on arrays or tensors of the host; what it returns is of the same kind.
 
+    Where PyTorch passes fake or meta tensors the kernel is traced, and the results are such tensors too.
+
     Raises:
         NkiError: the kernel breaks a rule. Arguments that it wrote to before keep what was written.
     """
     run = new_run(function, lnc, chip or current_chip(), is_strict=is_strict)
     arguments = Arguments(run)
-    args, kwargs = bound_arguments(function, args, kwargs, arguments)
-    returned = execute(run, function, args, kwargs)
+    try:
+        bound_args, bound_kwargs = bound_arguments(function, args, kwargs, arguments)
+    except NoDataError:
+        from .tracing import trace
+
+        return trace(function, *args, lnc=lnc, chip=run.chip, **kwargs).empty_outputs()
+    returned = execute(run, function, bound_args, bound_kwargs)
     for core in run.cores:
         check_capacity(core)
     with running(run.cores[0]), blaming(function):
