@@ -172,8 +172,13 @@ def test_containers_and_dataclasses_go_in_and_out():
 
 
 def test_rules_are_checked():
-    with pytest.raises(NkiError, match=r"nisa\.nc_matmul") as error:
-        trace(outer_product, TensorSpec((64, 32), "float32"), TensorSpec((32, 128), "float32"))
+    @nki.jit
+    def kernel():
+        tile = nl.ndarray((128, 4), nl.float32)
+        nisa.memset(dst=tile[10:20], value=0.0)
+
+    with pytest.raises(NkiError, match=r"nisa\.memset: 10 partitions") as error:
+        trace(kernel)
     assert "test_tracing.py" in error.value.location
 
 
