@@ -9,7 +9,13 @@ report.
 from .finder import install, uninstall
 
 
-_LAZY = {"TensorSpec": ".hosts", "collecting": ".kernel", "targeting": ".chips", "trace": ".tracing"}
+_LAZY = {
+    "PerformanceReport": ".report",
+    "TensorSpec": ".hosts",
+    "simulation": ".kernel",
+    "targeting": ".chips",
+    "trace": ".tracing",
+}
 
 
 def __getattr__(name: str):

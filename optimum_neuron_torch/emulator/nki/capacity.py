@@ -5,7 +5,7 @@ count from the first to the last instruction that uses them, whatever Python sti
 partitions take a quarter of the partitions, of up to 64 a half. Tensors with an address count as the bytes they cover.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .core import Core
@@ -29,16 +29,10 @@ class Peak(NamedTuple):
 
 def peak(core: Core, space: MemoryRegion) -> Peak:
     limit = core.memories[space].partition_nbytes
-    used = [usage for usage in core.usages if usage.space is space and usage.first >= 0]
     changes: dict[int, int] = {}
-    for usage in used:
-        if usage.address is None:
-            share = _share(usage)
-            changes[usage.first] = changes.get(usage.first, 0) + share
-            changes[usage.last + 1] = changes.get(usage.last + 1, 0) - share
-    for start, stop, size in _placed(usage for usage in used if usage.address is not None):
-        changes[start] = changes.get(start, 0) + size * QUADRANTS
-        changes[stop] = changes.get(stop, 0) - size * QUADRANTS
+    for start, stop, share in lifetimes(core, space):
+        changes[start] = changes.get(start, 0) + share
+        changes[stop] = changes.get(stop, 0) - share
     total = best = at = 0
     over_time = []
     for instruction in sorted(changes):
@@ -46,9 +40,23 @@ def peak(core: Core, space: MemoryRegion) -> Peak:
         over_time.append((instruction, -(-total // QUADRANTS)))
         if total > best:
             best, at = total, instruction
-    holders = [usage for usage in used if usage.first <= at <= usage.last]
+    holders = [usage for usage in _used(core, space) if usage.first <= at <= usage.last]
     holders.sort(key=_share, reverse=True)
     return Peak(-(-best // QUADRANTS), limit, at, tuple(holders), tuple(over_time))
+
+
+def lifetimes(core: Core, space: MemoryRegion) -> Iterator[tuple[int, int, int]]:
+    """(first instruction, one behind the last, bytes per partition times the quadrants) of what takes memory."""
+    used = _used(core, space)
+    for usage in used:
+        if usage.address is None:
+            yield usage.first, usage.last + 1, _share(usage)
+    for start, stop, size in _placed(usage for usage in used if usage.address is not None):
+        yield start, stop, size * QUADRANTS
+
+
+def _used(core: Core, space: MemoryRegion) -> list[Usage]:
+    return [usage for usage in core.usages if usage.space is space and usage.first >= 0]
 
 
 def check_capacity(core: Core) -> None:

@@ -64,6 +64,13 @@ class Run:
         self.seconds = 0.0
         self.link: Any = None  # how two cores wait for and send to each other (lnc.py)
 
+    def forget_data(self) -> None:
+        """Gives up all memories. What a report needs stays."""
+        self.link = None
+        for core in self.cores:
+            for memory in core.memories.values():
+                memory.forget_data()
+
     def count_step(self) -> None:
         """Counts an instruction or the turn of a loop.
 

@@ -14,11 +14,12 @@ from .conversion import Arguments
 from .core import Run, is_running, running
 from .errors import NkiError
 from .hosts import NoDataError
+from .report import PerformanceReport
 
 
 LNC_SIZES = (1, 2)
 
-_COLLECTORS: ContextVar[tuple[list[Run], ...]] = ContextVar("nki_collectors", default=())
+_COLLECTORS: ContextVar[tuple[list[PerformanceReport], ...]] = ContextVar("nki_collectors", default=())
 
 
 class Kernel:
@@ -112,8 +113,9 @@ def run_kernel(
         arguments.write_back()
         result = arguments.unwrap(returned)
     run.seconds = time.perf_counter() - run.started
-    for runs in _COLLECTORS.get():
-        runs.append(run)
+    run.forget_data()
+    for reports in _COLLECTORS.get():
+        reports.append(PerformanceReport(run))
     return result
 
 
@@ -181,11 +183,11 @@ def execute(run: Run, function: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 @contextmanager
-def collecting() -> Iterator[list[Run]]:
-    """Every kernel that runs inside leaves its `Run` in the list, in the order they end."""
-    runs: list[Run] = []
-    token = _COLLECTORS.set((*_COLLECTORS.get(), runs))
+def simulation() -> Iterator[list[PerformanceReport]]:
+    """Every kernel called inside leaves its `PerformanceReport` in the list, in the order in which they end."""
+    reports: list[PerformanceReport] = []
+    token = _COLLECTORS.set((*_COLLECTORS.get(), reports))
     try:
-        yield runs
+        yield reports
     finally:
         _COLLECTORS.reset(token)

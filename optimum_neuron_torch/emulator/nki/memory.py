@@ -184,6 +184,9 @@ class PhysicalMemory:
             self._data = Bytes(None if self._is_tracing else np.full(size, POISON, np.uint8))
         return self._data
 
+    def forget_data(self) -> None:
+        self._data = None
+
     def place(
         self, shape: tuple[int, ...], dtype: DType, address: tuple[int, int], name: str, line: str | None
     ) -> Storage:

@@ -13,6 +13,7 @@ from .conversion import Arguments
 from .core import Run, running
 from .kernel import Kernel, blaming, bound_arguments, execute, lnc_size, new_run
 from .records import Footprint, Record
+from .report import PerformanceReport
 
 
 class Trace:
@@ -31,6 +32,11 @@ class Trace:
     def instructions(self) -> tuple[Record, ...]:
         """All instructions in the order of issue, those of the first core first."""
         return tuple(record for core in self.run.cores for record in core.records)
+
+    @property
+    def report(self) -> PerformanceReport:
+        """The performance report of a run with such arguments."""
+        return PerformanceReport(self.run)
 
     def empty_outputs(self) -> Any:
         """`outputs` as tensors of the caller's kind whose elements mean nothing; fake ones under a FakeTensorMode."""

@@ -123,12 +123,10 @@ def test_the_listing_is_for_readers():
 
 
 def test_as_many_instructions_as_a_real_run():
-    from optimum_neuron_torch.emulator.nki import collecting
-
-    with collecting() as runs:
+    with nki.simulation() as reports:
         outer_product(LEFT, RIGHT)
     traced = trace(outer_product, LEFT, RIGHT)
-    assert [repr(record) for record in traced.instructions] == [repr(record) for record in runs[0].cores[0].records]
+    assert [repr(record) for record in traced.instructions] == [repr(record) for record in reports[0].records]
 
 
 def test_two_cores():
