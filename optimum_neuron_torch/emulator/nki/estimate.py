@@ -124,9 +124,13 @@ class _Schedule:
         ready = self._rooms.open_at(index)
         waits = self._hazards.of(index)
         for other in waits.results:
-            # Matrix multiplications into one place follow each other without a gap: PSUM accumulates.
-            is_pipelined = engine == "tensor" and self.records[other].engine == "tensor"
-            ready = max(ready, self.starts[other] if is_pipelined else self.results[other])
+            # The Tensor Engine cannot read PSUM: what it writes there accumulates, without a gap.
+            if engine != "tensor" or self.records[other].engine != "tensor":
+                ready = max(ready, self.results[other])
+        for other in waits.writers:
+            # An engine writes in order.
+            if engine == "dma" or self.records[other].engine != engine:
+                ready = max(ready, self.results[other])
         for other in waits.readers:
             ready = max(ready, self.stops[other])
         for producer in (record.detail or {}).get("after", ()):

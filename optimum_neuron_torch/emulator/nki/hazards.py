@@ -19,10 +19,11 @@ Box = tuple[int, int, int, int]
 
 
 class Waits(NamedTuple):
-    """Indices of earlier instructions: those whose results this one needs or overwrites, and those that only have to
-    have read what it overwrites."""
+    """Indices of earlier instructions: those that wrote what this one reads, and those that wrote and read what it
+    overwrites."""
 
     results: set[int]
+    writers: set[int]
     readers: set[int]
 
 
@@ -62,7 +63,7 @@ class _Memory:
             is_covered = False
             for access in cell:
                 if _overlap(access.box, box):
-                    (waits.results if access.is_write else waits.readers).add(access.index)
+                    (waits.writers if access.is_write else waits.readers).add(access.index)
                     is_covered |= _contains(box, access.box)
             if is_covered:  # who comes later waits for this one, and it has waited for those
                 cell[:] = [access for access in cell if not _contains(box, access.box)]
@@ -97,13 +98,13 @@ class Hazards:
         self._memories = {key: _Memory(*extent) for key, extent in extents.items()}
 
     def of(self, index: int) -> Waits:
-        waits = Waits(set(), set())
+        waits = Waits(set(), set(), set())
         writes, reads = self._accesses[index]
         for key, box in reads:
             self._memories[key].read(box, index, waits)
         for key, box in writes:
             self._memories[key].write(box, index, waits)
-        waits.results.discard(index)
+        waits.writers.discard(index)
         waits.readers.discard(index)
         return waits
 

@@ -1,0 +1,153 @@
+"""How long single instructions take: the formulas of their documentation pages, worked out by hand."""
+
+import pytest
+
+from optimum_neuron_torch.emulator.nki.chips import CHIPS
+from optimum_neuron_torch.emulator.nki.costs import cost_of, dma_bytes, matmul_flops
+from tests.emulator.nki.made import in_hbm, record, tile
+
+
+def cycles(made, generation):
+    chip = CHIPS[generation]
+    return pytest.approx(cost_of(made, chip).busy_ns * chip.ghz(made.engine))
+
+
+def matmul(k=128, m=128, n=512, dtype="bfloat16", **detail):
+    return record(
+        "nc_matmul",
+        "tensor",
+        [tile("psum", (m, n))],
+        [tile(shape=(k, m), dtype=dtype), tile(shape=(k, n), dtype=dtype)],
+        k=k,
+        m=m,
+        n=n,
+        **detail,
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "generation", "expected"),
+    [
+        (matmul(), 3, 512),
+        (matmul(dtype="float32"), 3, 4 * 512),
+        (matmul(dtype="tfloat32"), 3, 512),
+        (matmul(n=1), 3, 64),
+        (matmul(m=32, n=1), 3, 32),
+        (matmul(k=32, m=32, tile_size=(32, 32)), 3, 512 / 16),
+        (matmul(dtype="float32", n=128, is_transpose=True), 3, 2 * 128),
+        (matmul(dtype="float32", n=128, is_transpose=True), 2, 4 * 128),
+        (matmul(k=256, dtype="float8_e4m3", perf_mode="double_row"), 3, 512),
+    ],
+)
+def test_matrix_multiplication(made, generation, expected):
+    assert cycles(made, generation) == expected
+
+
+def test_a_transpose_streams_an_identity():
+    made = record("nc_transpose", "tensor", [tile("psum", (64, 128), "bfloat16")], [tile(shape=(128, 64))])
+    assert cycles(record("nc_transpose", "tensor", made.written, [tile(shape=(128, 64), dtype="bfloat16")]), 3) == 128
+    assert cycles(made, 3) == 2 * 128
+    assert cycles(made, 2) == 4 * 128
+
+
+def test_flops_are_those_of_multiplications_only():
+    assert matmul_flops(matmul(64, 32, 16)) == 2 * 64 * 32 * 16
+    assert matmul_flops(matmul(n=128, is_transpose=True)) == 0
+    assert matmul_flops(record("nc_transpose", "tensor", [tile("psum")], [tile()])) == 0
+    assert matmul_flops(record("tensor_copy", "vector", [tile()], [tile()])) == 0
+
+
+def copy(destination, source, op="tensor_copy"):
+    return record(op, "vector", [destination], [source])
+
+
+HALF = {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("made", "by_generation"),
+    [
+        # Small ones start every 64 cycles.
+        (copy(tile(shape=(128, 8)), tile(shape=(128, 8))), (64, 64, 64)),
+        # Copies of 16-bit floats: all in SBUF and contiguous, one condition missing, in PSUM both.
+        (copy(tile(**HALF), tile(**HALF, byte=1024)), (512, 128, 128)),
+        (copy(tile(**HALF, strides=[2]), tile(**HALF)), (512, 256, 256)),
+        (copy(tile(**HALF), tile("psum", **HALF)), (512, 256, 256)),
+        (copy(tile("psum", **HALF), tile("psum", **HALF)), (512, 512, 512)),
+        # Other types.
+        (copy(tile(), tile()), (512, 256, 256)),
+        (copy(tile("psum"), tile()), (512, 512, 512)),
+        (copy(tile(dtype="float8_e4m3"), tile(dtype="float8_e4m3")), (512, 256, 128)),
+        # Not a copy: no faster mode.
+        (copy(tile(**HALF), tile(**HALF), "tensor_reduce"), (512, 512, 512)),
+        # A stride of more than 16 bytes.
+        (copy(tile(shape=(128, 64), strides=[8]), tile(shape=(128, 64)), "max8"), (128, 128, 128)),
+        (copy(tile(), tile(), "reciprocal"), (8 * 512, 8 * 512, 8 * 512)),
+        (copy(tile(), tile(), "exponential"), (512, 512, 128)),
+        # Per-partition numbers beside a tile are no second tile.
+        (record("tensor_scalar", "vector", [tile("psum")], [tile(), tile(shape=(128, 1))]), (512, 512, 512)),
+        # Two tiles: twice as long, but for 16 bits or with one in PSUM.
+        (record("tensor_tensor", "vector", [tile()], [tile(), tile()]), (1024, 1024, 1024)),
+        (record("tensor_tensor", "vector", [tile()], [tile(), tile("psum")]), (512, 512, 512)),
+        (record("tensor_tensor", "vector", [tile(**HALF)], [tile(**HALF), tile(**HALF)]), (512, 512, 512)),
+        (record("tensor_tensor_scan", "vector", [tile(**HALF)], [tile(**HALF), tile(**HALF)]), (1024, 1024, 1024)),
+        # Scalar Engine and GpSimd.
+        (record("activation", "scalar", [tile()], [tile(), tile(shape=(128, 1))]), (512, 512, 512)),
+        (record("activation_reduce", "scalar", [tile(), tile(shape=(128, 1))], [tile()]), (576, 576, 576)),
+        (record("tensor_copy", "scalar", [tile(**HALF)], [tile(**HALF)]), (512, 512, 256)),
+        (record("iota", "gpsimd", [tile()], []), (662, 662, 662)),
+        (record("affine_select", "gpsimd", [tile(shape=(16, 2))], [tile(shape=(16, 2))]), (152, 152, 152)),
+    ],
+)
+def test_engines_that_stream(made, by_generation):
+    for generation, expected in zip((2, 3, 4), by_generation, strict=True):
+        assert cycles(made, generation) == expected
+
+
+def test_the_clock_turns_cycles_into_time():
+    # 189 ns of [perf] Opt #5a: 264 cycles at 1.4 GHz between the starts of dependent instructions of one element.
+    cost = cost_of(record("activation", "scalar", [tile(shape=(128, 1))], [tile(shape=(128, 1))]), CHIPS[2])
+    assert cost.busy_ns + cost.result_ns == pytest.approx(189, abs=1)
+
+
+def transfer(source, destination, op="dma_copy"):
+    return record(op, "dma", [destination], [source])
+
+
+def test_a_transfer_of_the_documentation_takes_as_long_as_there():
+    # nki-dma-overview, example 1: [4, 4096] bfloat16 into four partitions of Trn2, one engine: 1416 ns. Example 2: the
+    # same bytes as [128, 128] use all 16 engines, 2 KiB each.
+    one = cost_of(transfer(in_hbm((4, 4096), "bfloat16"), tile(shape=(4, 4096), dtype="bfloat16")), CHIPS[3])
+    assert one.engines == 1 and one.busy_ns == pytest.approx(1416, rel=0.01)
+    all_of_them = cost_of(transfer(in_hbm((128, 128), "bfloat16"), tile(shape=(128, 128), dtype="bfloat16")), CHIPS[3])
+    assert all_of_them.engines == 16
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "share"),
+    [(32, 0.012), (128, 0.05), (512, 0.206), (1024, 0.424), (2048, 0.813), (4096, 0.966), (32768, 1)],
+)
+def test_small_pieces_cost_the_throughput_that_the_documentation_draws(nbytes, share):
+    # Points read off "DMA throughput varying bytes per partition for p_dim = 128", over its highest.
+    made = transfer(in_hbm((128, nbytes), "uint8"), tile(shape=(128, nbytes), dtype="uint8"))
+    chip = CHIPS[3]
+    throughput = dma_bytes(made) / cost_of(made, chip).busy_ns
+    assert throughput / chip.dma_peak_bytes_per_ns == pytest.approx(share, abs=0.04)
+
+
+def test_pieces_are_what_lies_together_on_both_sides():
+    whole = transfer(in_hbm((128, 2048)), tile(shape=(128, 2048)))
+    strided = transfer(in_hbm((128, 2048), strides=(4096, 2)), tile(shape=(128, 2048)))
+    chip = CHIPS[3]
+    # 2048 pieces of 4 bytes, each as slow as 2500 bytes, where there was one of 8192.
+    assert cost_of(strided, chip).busy_ns / cost_of(whole, chip).busy_ns == pytest.approx(2048 * 2500 / 8192)
+
+
+def test_transposes_by_dma():
+    source, destination = in_hbm((512, 128), "bfloat16"), tile(shape=(128, 512), dtype="bfloat16")
+    made = transfer(source, destination, "dma_transpose")
+    nbytes = 512 * 128 * 2
+    assert cost_of(made, CHIPS[3]).busy_ns == pytest.approx(nbytes / 368 / 0.9)
+    in_sbuf = transfer(tile(shape=(128, 128), dtype="bfloat16"), tile(shape=(128, 128), dtype="bfloat16"), made.op)
+    assert cost_of(in_sbuf, CHIPS[3]).busy_ns == pytest.approx(128 * 128 * 2 / 368 / 0.5)
+    assert cost_of(made, CHIPS[2]).busy_ns > 100 * cost_of(made, CHIPS[3]).busy_ns
