@@ -64,13 +64,6 @@ class Run:
         self.seconds = 0.0
         self.link: Any = None  # how two cores wait for and send to each other (lnc.py)
 
-    def forget_data(self) -> None:
-        """Gives up all memories. What a report needs stays."""
-        self.link = None
-        for core in self.cores:
-            for memory in core.memories.values():
-                memory.forget_data()
-
     def count_step(self) -> None:
         """Counts an instruction or the turn of a loop.
 
@@ -100,6 +93,13 @@ class Run:
         entry = self.unwritten.setdefault((line, tensor.describe()), Unwritten(op, tensor.describe(), line))
         entry.elements += elements
         entry.reads += 1
+
+    def release(self) -> None:
+        """Gives the cores' memories back: no tensor of this run is used any more. What a report needs stays."""
+        self.link = None
+        for core in self.cores:
+            for memory in core.memories.values():
+                memory.release()
 
     def warn(self, message: str) -> None:
         """Says something once per run."""

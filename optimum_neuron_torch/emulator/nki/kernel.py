@@ -106,14 +106,16 @@ def run_kernel(
         from .tracing import trace
 
         return trace(function, *args, lnc=lnc, chip=run.chip, **kwargs).empty_outputs()
-    returned = execute(run, function, bound_args, bound_kwargs)
-    for core in run.cores:
-        check_capacity(core)
-    with running(run.cores[0]), blaming(function):
-        arguments.write_back()
-        result = arguments.unwrap(returned)
+    try:
+        returned = execute(run, function, bound_args, bound_kwargs)
+        for core in run.cores:
+            check_capacity(core)
+        with running(run.cores[0]), blaming(function):
+            arguments.write_back()
+            result = arguments.unwrap(returned)
+    finally:
+        run.release()
     run.seconds = time.perf_counter() - run.started
-    run.forget_data()
     for reports in _COLLECTORS.get():
         reports.append(PerformanceReport(run))
     return result

@@ -53,17 +53,20 @@ class Bytes:
         """Remembers that these bytes were written."""
         self.noted.append((offset, (*shape, itemsize), (*strides, 1)))
 
-    def unwritten_in(
+    def poison_unwritten(
         self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> np.ndarray | None:
-        """None if all these elements were written, else True where an element was not; bool of `shape`."""
-        shadow = self._marked()
-        written = np.ndarray((*shape, itemsize), bool, shadow, offset, (*strides, 1))
-        return None if written.all() else ~written.all(-1)
+        """None if all these elements were written, else True where an element was not; bool of `shape`.
 
-    def poison(self) -> None:
-        """Fills what was never written, so that using it shows."""
-        self.root[~self._marked()] = POISON
+        What was not written is poisoned, so that using it shows.
+        """
+        shadow = self._marked()
+        shape, strides = (*shape, itemsize), (*strides, 1)
+        written = np.ndarray(shape, bool, shadow, offset, strides)
+        if written.all():
+            return None
+        np.ndarray(shape, np.uint8, self.root, offset, strides)[~written] = POISON
+        return ~written.all(-1)
 
     def _marked(self) -> np.ndarray:
         if self.shadow is None:
@@ -113,7 +116,6 @@ class Storage:
         "accumulated",
         "host",
         "home",
-        "is_poisoned",
     )
 
     def __init__(
@@ -138,7 +140,6 @@ class Storage:
         self.usage, self.name, self.is_complete, self.host = usage, name, is_complete, host
         self.accumulated: np.ndarray | None = None  # PSUM: which elements a matrix multiplication has written
         self.home: object = None  # who may use it: a core, or a run for what all its cores share
-        self.is_poisoned = False
 
     def note_write(
         self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, size: int
@@ -157,17 +158,16 @@ class Storage:
         """None if all these elements were written. What was not is poisoned before anyone reads it."""
         if self.is_complete:
             return None
-        missing = self.data.unwritten_in(offset, shape, strides, itemsize)
-        if missing is None:
-            return None
-        if self.owner or not self.is_poisoned:  # the physical memory is poisoned when it is made
-            self.data.poison()
-            self.is_poisoned = True
-        return missing
+        return self.data.poison_unwritten(offset, shape, strides, itemsize)
 
 
 class PhysicalMemory:
-    """The SBUF or PSUM of one core, for tensors with an explicit address. Made when the first one asks for it."""
+    """The SBUF or PSUM of one core, for tensors with an explicit address.
+
+    Taken when the first one asks for it, and given back by `release`: its pages cost more to make than most kernels.
+    """
+
+    _FREE: dict[int, list[Bytes]] = {}  # by size; nothing in them counts as written
 
     def __init__(
         self, space: MemoryRegion, partitions: int, partition_nbytes: int, is_tracing: bool, min_align: int = 1
@@ -176,16 +176,30 @@ class PhysicalMemory:
         self.min_align = min_align
         self._is_tracing = is_tracing
         self._data: Bytes | None = None
+        self._used: list[tuple[int, int, int, int]] = []  # partitions and bytes of the tensors that were placed
 
     @property
     def data(self) -> Bytes:
         if self._data is None:
             size = self.partitions * self.partition_nbytes
-            self._data = Bytes(None if self._is_tracing else np.full(size, POISON, np.uint8))
+            try:
+                self._data = Bytes(None) if self._is_tracing else self._FREE[size].pop()
+            except (KeyError, IndexError):
+                self._data = Bytes.unwritten(size)
         return self._data
 
-    def forget_data(self) -> None:
-        self._data = None
+    def release(self) -> None:
+        """Leaves the memory to the next run, as if nothing had been written."""
+        data, self._data = self._data, None
+        if data is None or data.root is None:
+            return
+        data.noted.clear()
+        if data.shadow is not None:
+            rows = data.shadow.reshape(self.partitions, self.partition_nbytes)
+            for first, last, start, stop in _merged(self._used):
+                rows[first:last, start:stop] = False
+        self._used.clear()
+        self._FREE.setdefault(data.root.size, []).append(data)
 
     def place(
         self, shape: tuple[int, ...], dtype: DType, address: tuple[int, int], name: str, line: str | None
@@ -213,6 +227,7 @@ class PhysicalMemory:
                 f"{what} takes bytes {start} to {start + row_nbytes} of its partitions; {self.space.name.upper()} has "
                 f"{self.partition_nbytes} bytes per partition"
             )
+        self._used.append((partition, partition + shape[0], start, start + row_nbytes))
         usage = Usage(name, self.space, shape, dtype, partition, shape[0], row_nbytes, start, line)
         return Storage(
             self.data,
@@ -226,3 +241,16 @@ class PhysicalMemory:
             usage=usage,
             name=name,
         )
+
+
+def _merged(boxes: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Boxes that cover at least the same bytes, as few as touching byte ranges allow."""
+    merged: list[tuple[int, int, int, int]] = []
+    for first, last, start, stop in sorted(set(boxes), key=lambda box: box[2:]):
+        if merged and start <= merged[-1][3]:
+            before = merged[-1]
+            first, last = min(first, before[0]), max(last, before[1])
+            merged[-1] = (first, last, before[2], max(stop, before[3]))
+        else:
+            merged.append((first, last, start, stop))
+    return merged

@@ -1,9 +1,75 @@
 """The instructions, by engine. What is listed here is what `nki.isa` offers."""
 
-from .dma import dma_copy
-from .elementwise import tensor_tensor
+from .activations import activate2, activation, activation_reduce, exponential
+from .cores import core_barrier, sendrecv
+from .dma import dma_compute, dma_copy, dma_transpose
+from .elementwise import (
+    reciprocal,
+    scalar_tensor_tensor,
+    tensor_scalar,
+    tensor_scalar_cumulative,
+    tensor_scalar_reduce,
+    tensor_tensor,
+    tensor_tensor_scan,
+)
+from .gathering import local_gather, nc_n_gather, nc_stream_shuffle
 from .moving import memset, tensor_copy
-from .tensor_engine import nc_matmul
+from .reductions import tensor_partition_reduce, tensor_reduce
+from .registers import register_alloc, register_load, register_move, register_store
+from .searching import max8, nc_find_index8, nc_match_replace8, nonzero_with_count, topk
+from .selecting import (
+    affine_select,
+    iota,
+    range_select,
+    select_reduce,
+    sequence_bounds,
+    tensor_copy_predicated,
+)
+from .statistics import bn_aggr, bn_stats
+from .tensor_engine import nc_matmul, nc_transpose
 
 
-__all__ = ["dma_copy", "memset", "nc_matmul", "tensor_copy", "tensor_tensor"]
+__all__ = [
+    "activate2",
+    "activation",
+    "activation_reduce",
+    "affine_select",
+    "bn_aggr",
+    "bn_stats",
+    "core_barrier",
+    "dma_compute",
+    "dma_copy",
+    "dma_transpose",
+    "exponential",
+    "iota",
+    "local_gather",
+    "max8",
+    "memset",
+    "nc_find_index8",
+    "nc_match_replace8",
+    "nc_matmul",
+    "nc_n_gather",
+    "nc_stream_shuffle",
+    "nc_transpose",
+    "nonzero_with_count",
+    "range_select",
+    "reciprocal",
+    "register_alloc",
+    "register_load",
+    "register_move",
+    "register_store",
+    "scalar_tensor_tensor",
+    "select_reduce",
+    "sendrecv",
+    "sequence_bounds",
+    "tensor_copy",
+    "tensor_copy_predicated",
+    "tensor_partition_reduce",
+    "tensor_reduce",
+    "tensor_scalar",
+    "tensor_scalar_cumulative",
+    "tensor_scalar_reduce",
+    "tensor_tensor",
+    "tensor_tensor_scan",
+    "topk",
+]

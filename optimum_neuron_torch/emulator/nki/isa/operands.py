@@ -10,8 +10,10 @@ import numpy as np
 from ..core import current
 from ..errors import NkiError
 from ..memory import MemoryRegion
+from ..operators import Operator, as_operator
 from ..registers import is_register
 from ..tensor import NkiTensor
+from .constants import engine as engines
 
 
 def on_chip(*tensors: Any) -> None:
@@ -95,21 +97,25 @@ def needs_generation(minimum: int, what: str) -> None:
 
 
 def accumulate(
-    engine: str, command: Any, operator: Any, values: np.ndarray, result: NkiTensor | None, initial: Any = None
+    engine: str,
+    command: Any,
+    operator: Operator,
+    values: np.ndarray,
+    result: NkiTensor | None,
+    initial: Any = None,
+    *,
+    negates: bool = False,
 ) -> None:
     """What an instruction with `reduce_cmd` does with its engine's accumulators: one float32 per partition.
 
     They outlive the instruction, so a reduction can go over several.
     """
-    accumulators = current().accumulators
     name = command.name
-    if name == "idle":
-        return
     partitions = values.shape[0]
-    kept = accumulators.setdefault(engine, np.zeros((current().run.chip.partitions, 1), np.float32))
+    kept = current().accumulators.setdefault(engine, np.zeros((current().run.chip.partitions, 1), np.float32))
     if name == "reset":
         kept[:partitions] = operator.identity
-    else:
+    elif name != "idle":
         reduced = operator.reduce(values).reshape(partitions, 1)
         if name == "reduce":
             reduced = operator.function(kept[:partitions], reduced)
@@ -117,4 +123,54 @@ def accumulate(
             reduced = operator.function(per_partition(initial, partitions, "reduce_init"), reduced)
         kept[:partitions] = reduced
     if result is not None:
-        result.write(kept[:partitions])
+        result.write(-kept[:partitions] if negates else kept[:partitions])
+
+
+def choose_engine(engine: Any, allowed: tuple[str, ...], *operands: Any) -> str:
+    """The name of the engine that runs it: the one asked for, or the first of `allowed` that can reach the operands.
+
+    Raises:
+        NkiError: the engine that was asked for does not run this, or cannot reach PSUM.
+    """
+    touches_psum = any(isinstance(x, NkiTensor) and x.buffer is MemoryRegion.psum for x in operands)
+    name = getattr(engine, "name", None)
+    if not isinstance(engine, engines):
+        raise NkiError(f"engine is a member of nisa.engine, but is {engine!r}")
+    if name == "unknown":
+        return next((one for one in allowed if one != "gpsimd" or not touches_psum), allowed[0])
+    if name not in allowed:
+        raise NkiError(f"engine={name}: this runs on {' or '.join(allowed)}")
+    if name == "gpsimd" and touches_psum:
+        raise NkiError("engine=gpsimd: the GpSimd engine cannot access PSUM; use vector or scalar")
+    return name
+
+
+def not_both_in_psum(first: NkiTensor, second: NkiTensor, names: str) -> None:
+    if first.buffer is MemoryRegion.psum and second.buffer is MemoryRegion.psum:
+        raise NkiError(f"{names} cannot both be in PSUM: copy one to SBUF first, with nisa.tensor_copy")
+
+
+def operator(op: Any, role: str, *, reduces: bool = False) -> Operator:
+    """`op` as one of `nki.language`'s operators.
+
+    Raises:
+        NkiError: it is none, or has no reduction where one is asked for.
+    """
+    try:
+        found = as_operator(op)
+    except ValueError as error:
+        raise NkiError(f"{role}: {error}") from None
+    if reduces and found.reduce is None:
+        raise NkiError(f"{role}={found!r} is no reduction")
+    return found
+
+
+def integers_only(*tensors: NkiTensor) -> None:
+    for tensor in tensors:
+        if not tensor.dtype.is_integer:
+            raise NkiError(f"bitwise operators take integer tensors, not {tensor.describe()}")
+
+
+def check_float32(value: Any, role: str) -> None:
+    if isinstance(value, NkiTensor) and value.dtype != "float32":
+        raise NkiError(f"{role} must be float32, but is {value.describe()}")
