@@ -6,10 +6,11 @@ python examples/simulate_kernel.py [--rows 512] [--columns 1024] [--cores 2] [--
 import argparse
 from pathlib import Path
 
+import torch
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
-import torch
 
 
 @nki.jit

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 import nki  # noqa: E402
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
-
 from optimum_neuron_torch.emulator.nki.errors import NkiError, NkiWarning  # noqa: E402
 
 

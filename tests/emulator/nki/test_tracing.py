@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+
 import nki  # noqa: E402
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
-
 from optimum_neuron_torch.emulator.nki import TensorSpec, trace  # noqa: E402
 from optimum_neuron_torch.emulator.nki.errors import NkiError  # noqa: E402
 

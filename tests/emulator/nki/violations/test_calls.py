@@ -1,11 +1,11 @@
 """Calls of kernels that cannot work: wrong arguments, wrong cores, wrong chip, wrong results."""
 
-import nki
-import nki.isa as nisa
-import nki.language as nl
 import numpy as np
 import pytest
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 from optimum_neuron_torch.emulator.nki.errors import NkiError
 
 

@@ -1,9 +1,9 @@
 """Kernels in the dialect of before NKI 0.1, or with what later releases removed, and calls that fit no signature."""
 
-import nki.isa as nisa
-import nki.language as nl
 import numpy as np
 
+import nki.isa as nisa
+import nki.language as nl
 from tests.emulator.nki.violating import refused
 
 

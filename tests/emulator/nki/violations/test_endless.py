@@ -1,9 +1,9 @@
 """Kernels that never end."""
 
-import nki.isa as nisa
-import nki.language as nl
 import pytest
 
+import nki.isa as nisa
+import nki.language as nl
 from tests.emulator.nki.violating import refused
 
 

@@ -1,9 +1,9 @@
 """Kernels that index tensors where there is nothing, or in ways that no access pattern can express."""
 
-import nki.isa as nisa
-import nki.language as nl
 import numpy as np
 
+import nki.isa as nisa
+import nki.language as nl
 from tests.emulator.nki.violating import refused
 
 

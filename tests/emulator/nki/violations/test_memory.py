@@ -1,10 +1,10 @@
 """Kernels that ask for memory that the chip does not have, or that an instruction cannot reach."""
 
-import nki.isa as nisa
-import nki.language as nl
 import numpy as np
 import pytest
 
+import nki.isa as nisa
+import nki.language as nl
 from tests.emulator.nki.violating import refused
 
 
