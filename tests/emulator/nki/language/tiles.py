@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from optimum_neuron_torch.emulator.nki import install
+from optimum_neuron_torch.emulator.nki.dtypes import as_dtype
 from optimum_neuron_torch.emulator.nki.memory import MemoryRegion
+from optimum_neuron_torch.emulator.nki.tracing import trace
 
 
 install()
@@ -17,7 +19,10 @@ import nki.language as nl  # noqa: E402
 
 
 def on_tiles(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
-    """What `function` gives for the arrays as tiles of SBUF: its tile as an array, of the tile's dtype and shape."""
+    """What `function` gives for the arrays as tiles of SBUF: its tile as an array, of the tile's dtype and shape.
+
+    A run without data must say the same shape and dtype.
+    """
 
     def kernel(*tensors: Any) -> Any:
         result = function(*map(nl.load, tensors))
@@ -27,7 +32,10 @@ def on_tiles(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
         nisa.dma_copy(dst=out, src=result)
         return out
 
-    return nki.simulate(kernel)(*arrays)
+    traced = trace(kernel, *arrays).outputs
+    result = nki.simulate(kernel)(*arrays)
+    assert (traced.shape, traced.dtype) == (result.shape, as_dtype(result.dtype))
+    return result
 
 
 def made(make: Callable[[], Any]) -> np.ndarray:
