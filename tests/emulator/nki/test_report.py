@@ -2,12 +2,12 @@
 
 import json
 
-import nki
-import nki.isa as nisa
-import nki.language as nl
 import numpy as np
 import pytest
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 from optimum_neuron_torch.emulator.nki import PerformanceReport, trace
 from optimum_neuron_torch.emulator.nki.chips import CHIPS
 

@@ -14,6 +14,8 @@ from .elementwise import (
 )
 from .gathering import local_gather, nc_n_gather, nc_stream_shuffle
 from .moving import memset, tensor_copy
+from .mx import nc_matmul_mx, quantize_mx
+from .random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
 from .reductions import tensor_partition_reduce, tensor_reduce
 from .registers import register_alloc, register_load, register_move, register_store
 from .searching import max8, nc_find_index8, nc_match_replace8, nonzero_with_count, topk
@@ -30,6 +32,14 @@ from .tensor_engine import nc_matmul, nc_transpose
 
 
 __all__ = [
+    "nc_matmul_mx",
+    "quantize_mx",
+    "dropout",
+    "rand2",
+    "rand_get_state",
+    "rand_set_state",
+    "rng",
+    "set_rng_seed",
     "activate2",
     "activation",
     "activation_reduce",
