@@ -80,7 +80,10 @@ def instruction(function: Callable[..., Step], namespace: str = "nisa") -> Calla
             while frame.f_code.co_filename.startswith(SIMULATOR_DIR):
                 frame = frame.f_back
             index = len(core.records)
-            for tensor in step.writes + step.reads:
+            operands = step.writes + step.reads
+            indices = tuple([t.indirection.index for t in operands if t.indirection is not None])
+            indices = tuple([index for index in indices if isinstance(index, NkiTensor)])
+            for tensor in operands + indices:
                 storage = tensor.storage
                 if storage.home is not core and storage.home is not run:
                     raise NkiError(_foreign(tensor, core))
@@ -96,7 +99,7 @@ def instruction(function: Callable[..., Step], namespace: str = "nisa") -> Calla
                 frame.f_code.co_filename,
                 frame.f_lineno,
                 tuple([tensor.footprint for tensor in step.writes]),
-                tuple([tensor.footprint for tensor in step.reads]),
+                tuple([tensor.footprint for tensor in step.reads + indices]),
                 step.detail,
             )
             core.records.append(record)
