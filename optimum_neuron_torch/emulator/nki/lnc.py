@@ -32,6 +32,7 @@ class Link:
         self._is_done = [False] * run.lnc
         self._has_failed = False
         self._arrivals: dict[Any, list[int]] = {}
+        self._counts: dict[Any, int] = {}
         self._messages: dict[Any, list[np.ndarray]] = {}
         self._shared: dict[tuple[int, ...], NkiTensor] = {}
         self._allocations = [0] * run.lnc
@@ -85,6 +86,12 @@ class Link:
             raise _Stopped
 
     # Barriers and messages
+
+    def count(self, core: Core, key: Any) -> int:
+        """How often a core has asked this before: tells which of one core's barriers is which of the other's."""
+        number = self._counts.get((core.index, key), 0)
+        self._counts[core.index, key] = number + 1
+        return number
 
     def barrier(self, core: Core, key: Any, reason: str) -> None:
         """Returns when all cores have come here as often as this one."""

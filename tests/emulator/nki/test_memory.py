@@ -16,7 +16,6 @@ install()
 
 import nki  # noqa: E402
 import nki.isa as nisa  # noqa: E402
-
 from optimum_neuron_torch.emulator.nki.kernel import execute, new_run, run_kernel, simulation  # noqa: E402
 
 

@@ -167,3 +167,20 @@ def test_none_as_an_operand():
 def test_number_as_an_operand():
     tile = filled(128, 64)
     nisa.tensor_tensor(dst=sbuf(128, 64), data1=tile, data2=1.0, op=nl.add)  # <- here
+
+
+@refused("op=", "np.add", "nl.", op="tensor_tensor")
+def test_operator_of_numpy():
+    tile = filled(128, 64)
+    nisa.tensor_tensor(dst=sbuf(128, 64), data1=tile, data2=tile, op=np.add)  # <- here
+
+
+@refused("engine", "'vector'", "nisa.engine", op="tensor_copy")
+def test_engine_that_is_a_string():
+    tile = filled(128, 64)
+    nisa.tensor_copy(dst=sbuf(128, 64), src=tile, engine="vector")  # <- here
+
+
+@refused("'one'", "number", op="memset")
+def test_value_that_is_a_string():
+    nisa.memset(dst=sbuf(128, 64), value="one")  # <- here

@@ -27,3 +27,9 @@ def test_python_loop_of_instructions():
 def test_python_loop_of_allocations():
     while True:
         nl.ndarray((128, 4), nl.float32)  # <- here
+
+
+@refused("2000", "never ends", "nl.while_loop")
+def test_while_loop_whose_register_never_changes():
+    register = nisa.register_alloc(1)
+    nl.while_loop(register, lambda register: register)  # <- here
