@@ -77,7 +77,7 @@ def _tensor_cycles(record: Record, chip: Chip) -> float:
 
 
 def _is_transpose(record: Record) -> bool:
-    return record.op == "nc_transpose" or bool((record.detail or {}).get("is_transpose"))
+    return record.op == "nc_transpose" or bool((record.detail or {}).get("transpose"))
 
 
 def _share_of_array(tile_size: tuple[int, int] | None, chip: Chip) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 
 from .dtypes import convert
 from .errors import NkiError
+from .marks import View
 from .registers import is_register
 
 
@@ -38,9 +39,8 @@ def scatter(tensor: "NkiTensor", values: np.ndarray) -> None:
         rows[index[valid]] = convert(values, tensor.dtype).reshape(tensor.shape)[valid]
         for position in index[valid]:
             offset = tensor.byte_offset + int(position) * tensor.indirection.step
-            tensor.storage.note_write(
-                offset, tensor.shape[1:], tensor.byte_strides[1:], tensor.dtype.itemsize, tensor.free_size
-            )
+            row = View(offset, tensor.shape[1:], tensor.byte_strides[1:], tensor.dtype.itemsize)
+            tensor.storage.note_write(row, tensor.free_size)
         return
     raise NkiError(f"writing through {kind} indirection")
 

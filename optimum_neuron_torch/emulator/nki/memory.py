@@ -9,6 +9,7 @@ The shadow is made late: writes are only noted down, and marked when something i
 
 import enum
 import itertools
+import math
 import operator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from .dtypes import DType
 from .errors import NkiError
+from .marks import Marks, View
 
 
 POISON = 0xFF  # NaN in every floating point type, -1 or the largest number in the integer ones
@@ -36,45 +38,29 @@ class MemoryRegion(enum.Enum):
 
 
 class Bytes:
-    """A run of memory. `root` is None in trace mode, where nothing is stored."""
+    """A run of memory, and which of it was written. `root` is None in trace mode, where nothing is stored."""
 
-    __slots__ = ("root", "shadow", "noted")
+    __slots__ = ("root", "written")
 
-    def __init__(self, root: np.ndarray | None, is_written: bool = False) -> None:
+    def __init__(self, root: np.ndarray | None, pitch: int = 0) -> None:
         self.root = root
-        self.shadow: np.ndarray | None = None if not is_written else np.ones(root.size, bool)
-        self.noted: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        self.written = Marks(0 if root is None else root.size, pitch)
 
     @classmethod
-    def unwritten(cls, size: int) -> "Bytes":
-        return cls(np.empty(size, np.uint8))
+    def unwritten(cls, size: int, pitch: int = 0) -> "Bytes":
+        return cls(np.empty(size, np.uint8), pitch)
 
-    def note(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-        """Remembers that these bytes were written."""
-        self.noted.append((offset, (*shape, itemsize), (*strides, 1)))
-
-    def poison_unwritten(
-        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-    ) -> np.ndarray | None:
-        """None if all these elements were written, else True where an element was not; bool of `shape`.
+    def poison_unwritten(self, view: View) -> np.ndarray | None:
+        """None if all these elements were written, else True where an element was not; bool of the view's shape.
 
         What was not written is poisoned, so that using it shows.
         """
-        shadow = self._marked()
-        shape, strides = (*shape, itemsize), (*strides, 1)
-        written = np.ndarray(shape, bool, shadow, offset, strides)
-        if written.all():
+        if self.written.cover(view):
             return None
-        np.ndarray(shape, np.uint8, self.root, offset, strides)[~written] = POISON
+        written = self.written.mask(view)
+        offset, _, strides, _ = view
+        np.ndarray(written.shape, np.uint8, self.root, offset, (*strides, 1))[~written] = POISON
         return ~written.all(-1)
-
-    def _marked(self) -> np.ndarray:
-        if self.shadow is None:
-            self.shadow = np.zeros(self.root.size, bool)
-        for offset, shape, strides in self.noted:
-            np.ndarray(shape, bool, self.shadow, offset, strides)[...] = True
-        self.noted.clear()
-        return self.shadow
 
 
 @dataclass(slots=True)
@@ -138,27 +124,21 @@ class Storage:
         self.row_nbytes, self.nbytes, self.partition = row_nbytes, nbytes, partition
         self.owner = 0 if is_physical else next(_OWNERS)
         self.usage, self.name, self.is_complete, self.host = usage, name, is_complete, host
-        self.accumulated: np.ndarray | None = None  # PSUM: which elements a matrix multiplication has written
+        self.accumulated: Marks | None = None  # PSUM: what a matrix multiplication has written
         self.home: object = None  # who may use it: a core, or a run for what all its cores share
 
-    def note_write(
-        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, size: int
-    ) -> None:
+    def note_write(self, view: View, size: int) -> None:
         if self.is_complete:
             return
-        is_whole = size * itemsize == self.nbytes and 0 not in strides
+        is_whole = size * view.itemsize == self.nbytes and 0 not in view.strides
         if self.owner == 0 or not is_whole:
-            self.data.note(offset, shape, strides, itemsize)
+            self.data.written.note(view)
         if is_whole:
             self.is_complete = True
 
-    def unwritten(
-        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-    ) -> np.ndarray | None:
+    def unwritten(self, view: View) -> np.ndarray | None:
         """None if all these elements were written. What was not is poisoned before anyone reads it."""
-        if self.is_complete:
-            return None
-        return self.data.poison_unwritten(offset, shape, strides, itemsize)
+        return None if self.is_complete else self.data.poison_unwritten(view)
 
 
 class PhysicalMemory:
@@ -185,7 +165,7 @@ class PhysicalMemory:
             try:
                 self._data = Bytes(None) if self._is_tracing else self._FREE[size].pop()
             except (KeyError, IndexError):
-                self._data = Bytes.unwritten(size)
+                self._data = Bytes.unwritten(size, self.partition_nbytes)
         return self._data
 
     def release(self) -> None:
@@ -193,11 +173,7 @@ class PhysicalMemory:
         data, self._data = self._data, None
         if data is None or data.root is None:
             return
-        data.noted.clear()
-        if data.shadow is not None:
-            rows = data.shadow.reshape(self.partitions, self.partition_nbytes)
-            for first, last, start, stop in _merged(self._used):
-                rows[first:last, start:stop] = False
+        data.written.forget(_merged(self._used))
         self._used.clear()
         self._FREE.setdefault(data.root.size, []).append(data)
 
@@ -213,19 +189,24 @@ class PhysicalMemory:
             partition, start = map(operator.index, address)
         except (TypeError, ValueError):
             raise NkiError(f"address={address!r}: an address is a pair (partition, byte in the partition)") from None
-        row_nbytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        what = f"{self.space.name} tensor {name or ''}{list(shape)} {dtype} at address ({partition}, {start})"
+        row_nbytes = math.prod(shape[1:]) * dtype.itemsize
+
+        def what() -> str:
+            return f"{self.space.name} tensor {name or ''}{list(shape)} {dtype} at address ({partition}, {start})"
+
         if partition < 0 or partition + shape[0] > self.partitions:
             raise NkiError(
-                f"{what} takes partitions {partition} to {partition + shape[0] - 1}; there are {self.partitions}"
+                f"{what()} takes partitions {partition} to {partition + shape[0] - 1}; there are {self.partitions}"
             )
         align = max(dtype.itemsize, self.min_align)
         if start % align:
-            raise NkiError(f"{what}: byte {start} is no multiple of {align}, as addresses of its elements have to be")
+            raise NkiError(
+                f"{what()}: byte {start} is no multiple of {align}, as addresses of its elements have to be"
+            )
         if start < 0 or start + row_nbytes > self.partition_nbytes:
             raise NkiError(
-                f"{what} takes bytes {start} to {start + row_nbytes} of its partitions; {self.space.name.upper()} has "
-                f"{self.partition_nbytes} bytes per partition"
+                f"{what()} takes bytes {start} to {start + row_nbytes} of its partitions; {self.space.name.upper()} "
+                f"has {self.partition_nbytes} bytes per partition"
             )
         self._used.append((partition, partition + shape[0], start, start + row_nbytes))
         usage = Usage(name, self.space, shape, dtype, partition, shape[0], row_nbytes, start, line)

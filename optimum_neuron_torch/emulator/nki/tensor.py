@@ -14,6 +14,7 @@ import numpy as np
 
 from .dtypes import DType, as_dtype, convert, to_float32
 from .errors import NkiError
+from .marks import View
 from .memory import MemoryRegion, Storage
 from .objects import NKIObject
 from .records import Footprint
@@ -222,6 +223,11 @@ class NkiTensor(NKIObject):
     # What instructions do with it
 
     @property
+    def place(self) -> View:
+        """The bytes of its memory that it covers."""
+        return View(self.byte_offset, self.shape, self.byte_strides, self.dtype.itemsize)
+
+    @property
     def array(self) -> np.ndarray:
         """The elements themselves: a NumPy view of shape `shape` and dtype `dtype.storage`, not checked in any way."""
         if self._array is None:
@@ -256,14 +262,14 @@ class NkiTensor(NKIObject):
         self.array[...] = converted if converted.shape == self.shape else converted.reshape(self.shape)
         storage = self.storage
         if not storage.is_complete:
-            storage.note_write(self.byte_offset, self.shape, self.byte_strides, self.dtype.itemsize, self.size)
+            storage.note_write(self.place, self.size)
 
     def note_write(self) -> None:
         """For instructions that store through `array` themselves."""
-        self.storage.note_write(self.byte_offset, self.shape, self.byte_strides, self.dtype.itemsize, self.size)
+        self.storage.note_write(self.place, self.size)
 
     def _report_unwritten(self) -> None:
-        missing = self.storage.unwritten(self.byte_offset, self.shape, self.byte_strides, self.dtype.itemsize)
+        missing = self.storage.unwritten(self.place)
         if missing is not None:
             from .core import current
 

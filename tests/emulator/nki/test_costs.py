@@ -34,8 +34,8 @@ def matmul(k=128, m=128, n=512, dtype="bfloat16", **detail):
         (matmul(n=1), 3, 64),
         (matmul(m=32, n=1), 3, 32),
         (matmul(k=32, m=32, tile_size=(32, 32)), 3, 512 / 16),
-        (matmul(dtype="float32", n=128, is_transpose=True), 3, 2 * 128),
-        (matmul(dtype="float32", n=128, is_transpose=True), 2, 4 * 128),
+        (matmul(dtype="float32", n=128, transpose=True), 3, 2 * 128),
+        (matmul(dtype="float32", n=128, transpose=True), 2, 4 * 128),
         (matmul(k=256, dtype="float8_e4m3", perf_mode="double_row"), 3, 512),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_transpose_streams_an_identity():
 
 def test_flops_are_those_of_multiplications_only():
     assert matmul_flops(matmul(64, 32, 16)) == 2 * 64 * 32 * 16
-    assert matmul_flops(matmul(n=128, is_transpose=True)) == 0
+    assert matmul_flops(matmul(n=128, transpose=True)) == 0
     assert matmul_flops(record("nc_transpose", "tensor", [tile("psum")], [tile()])) == 0
     assert matmul_flops(record("tensor_copy", "vector", [tile()], [tile()])) == 0
 

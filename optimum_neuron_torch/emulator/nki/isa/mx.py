@@ -17,8 +17,8 @@ from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
+from .matmul import store_product
 from .operands import in_buffer, needs_generation, on_chip
-from .tensor_engine import store_product
 
 
 GROUP_PARTITIONS = 8

@@ -7,9 +7,7 @@ the systolic array in its NKI architecture guides.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..core import current, warn_once
+from ..core import current
 from ..dtypes import DType
 from ..errors import NkiError
 from ..instruction import Step, instruction
@@ -17,7 +15,8 @@ from ..memory import MemoryRegion
 from ..tensor import NkiTensor
 from .constants import engine as engines
 from .constants import matmul_perf_mode
-from .matmul import product
+from .matmul import mark_accumulated
+from .matmul import multiply as multiply_tiles
 from .operands import in_buffer, on_chip
 
 
@@ -56,9 +55,9 @@ def nc_matmul(
     def multiply() -> None:
         if is_transpose and current().run.chip.generation >= 3:
             dst.write(stationary.read().reshape(k, m).T)
-            mark_accumulated(dst, True)
+            mark_accumulated(dst)
             return
-        store_product(dst, product(stationary, moving, k, m, n), accumulate)
+        multiply_tiles(dst, stationary, moving, (k, m, n), accumulate)
 
     detail = {"k": k, "m": m, "n": n, "double_row": doubles, "transpose": bool(is_transpose)}
     detail |= {"onezero": bool(is_stationary_onezero or is_moving_onezero), "tile_size": tuple(tile_size)}
@@ -165,39 +164,6 @@ def check_bank(dst: NkiTensor) -> None:
         )
 
 
-def store_product(dst: NkiTensor, values: np.ndarray, accumulate: bool | None) -> None:
-    """Writes or adds `values`. Without `accumulate` an element is added to where a matmul has written it before."""
-    written = accumulated(dst)
-    if accumulate is None:
-        if written.any():
-            before = dst.read_float32().reshape(values.shape)
-            values = np.where(written.reshape(values.shape), values + before, values)
-    elif accumulate:
-        if not written.all():
-            warn_once(
-                f"nc_matmul(accumulate=True) adds to {dst.describe()}, which no matmul has written: undefined on the "
-                "chip; the first matmul takes accumulate=False"
-            )
-        values = values + dst.read_float32().reshape(values.shape)
-    dst.write(values)
-    written[...] = True
-
-
-def accumulated(dst: NkiTensor) -> np.ndarray:
-    """Which elements of `dst` a matmul has written: a view of shape `dst.shape` that can be assigned to."""
-    storage = dst.storage
-    if storage.accumulated is None:
-        storage.accumulated = np.zeros(storage.nbytes, bool)
-    itemsize = storage.row_nbytes
-    partition, start = divmod(dst.byte_offset - storage.base, storage.pitch)
-    strides = (dst.byte_strides[0] // storage.pitch * itemsize, *dst.byte_strides[1:])
-    return np.ndarray(dst.shape, bool, storage.accumulated, partition * itemsize + start, strides)
-
-
-def mark_accumulated(dst: NkiTensor, value: bool) -> None:
-    accumulated(dst)[...] = value
-
-
 TRANSPOSE_LIMITS = {"tensor": 128, "vector": 32}
 
 
@@ -230,7 +196,7 @@ def nc_transpose(dst: NkiTensor, data: NkiTensor, engine: Any = engines.unknown)
     def transpose() -> None:
         dst.write(data.read().reshape(rows, columns).T)
         if dst.buffer is MemoryRegion.psum and name == "tensor":
-            mark_accumulated(dst, True)
+            mark_accumulated(dst)
 
     detail = {"k": rows, "m": columns, "n": rows, "transpose": True} if name == "tensor" else None
     return Step(name, (dst,), (data,), transpose, detail)
