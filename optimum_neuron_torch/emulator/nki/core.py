@@ -166,6 +166,7 @@ class Core:
         storage.is_complete = storage.is_complete or self.is_tracing
         storage.home = self
         self.usages.append(storage.usage)
+        storage.number, storage.usage.allocated = len(self.usages), len(self.records)
         return NkiTensor(shape, dtype, storage, buffer, name)
 
     def _allocate_hbm(

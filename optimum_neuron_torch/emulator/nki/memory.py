@@ -76,8 +76,13 @@ class Usage:
     nbytes: int  # per partition
     address: int | None  # byte in the partition, for tensors with an explicit address
     line: str | None
+    allocated: int = 0  # instructions issued before
     first: int = -1
     last: int = -1
+
+    def describe(self) -> str:
+        place = "" if self.address is None else f" at ({self.partition}, {self.address})"
+        return f"{self.space.name} {self.dtype}{list(self.shape)}{f' {self.name!r}' if self.name else ''}{place}"
 
 
 class Storage:
@@ -102,6 +107,7 @@ class Storage:
         "accumulated",
         "host",
         "home",
+        "number",
     )
 
     def __init__(
@@ -125,6 +131,7 @@ class Storage:
         self.owner = 0 if is_physical else next(_OWNERS)
         self.usage, self.name, self.is_complete, self.host = usage, name, is_complete, host
         self.accumulated: Marks | None = None  # PSUM: what a matrix multiplication has written
+        self.number = 0  # of a core's tensors on the chip, from 1
         self.home: object = None  # who may use it: a core, or a run for what all its cores share
 
     def note_write(self, view: View, size: int) -> None:

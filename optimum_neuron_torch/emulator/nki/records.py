@@ -16,7 +16,8 @@ class Footprint(NamedTuple):
 
     `pitch` is the number of bytes between partitions, 0 in HBM; `offset` and `strides` are bytes from the start of the
     memory (for a tensor with an explicit address), else of the allocation. `owner` names the allocation; 0 is all of
-    the physical memory, where tensors with explicit addresses overlay each other.
+    the physical memory, where tensors with explicit addresses overlay each other. `tensor` counts the core's tensors
+    on the chip, from 1; 0 stands for one in HBM, or one whose place depends on data.
     """
 
     space: str
@@ -26,6 +27,7 @@ class Footprint(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
+    tensor: int = 0
 
 
 class Region(NamedTuple):
@@ -99,7 +101,7 @@ class Record:
 
 
 def operand_at(footprint: Footprint) -> Operand:
-    space, owner, pitch, offset, shape, strides, dtype = footprint
+    space, owner, pitch, offset, shape, strides, dtype, _ = footprint
     partition, partitions, start = 0, 1, offset
     free_shape, free_strides = shape, strides
     if pitch:

@@ -12,6 +12,7 @@ from .core import Run
 from .costs import dma_bytes, matmul_flops
 from .estimate import ENGINES, Estimate, estimate
 from .memory import MemoryRegion
+from .overlays import overwritten_reads
 from .records import Record
 
 
@@ -46,6 +47,11 @@ class PerformanceReport:
         self.kernel, self.chip, self.lnc, self.host_seconds = run.kernel, run.chip, run.lnc, run.seconds
         self.unwritten = [str(entry) for entry in run.unwritten.values()]
         self.warnings = sorted(run.messages)
+
+    @cached_property
+    def overwritten(self) -> list[str]:
+        """Reads of what another tensor at an overlapping address had written over, a line of text each."""
+        return [str(read) for core in self._run.cores for read in overwritten_reads(core)]
 
     @property
     def records(self) -> list[Record]:
@@ -167,6 +173,7 @@ class PerformanceReport:
             },
             "hot_lines": [line._asdict() for line in self.hot_lines[:HOT_LINES]],
             "unwritten": list(self.unwritten),
+            "overwritten": list(self.overwritten),
             "warnings": list(self.warnings),
             "host_seconds": self.host_seconds,
         }
@@ -228,6 +235,7 @@ class PerformanceReport:
                 f"simulated in {self.host_seconds:.3f} s, {self._us_per_instruction():.0f} us per instruction"
             )
         remarks.extend(f"not written before: {text}" for text in self.unwritten)
+        remarks.extend(f"overwritten before: {text}" for text in self.overwritten)
         remarks.extend(f"warning: {text}" for text in self.warnings)
         return remarks
 

@@ -217,6 +217,7 @@ class NkiTensor(NKIObject):
                 self.shape,
                 self.byte_strides,
                 self.dtype,
+                storage.number if self.indirection is None else 0,
             )
         return self._footprint
 
