@@ -249,6 +249,15 @@ def set_op(op: str | None) -> None:
     _THREAD.op = op
 
 
+def set_engine(engine: str) -> None:
+    """Which engine executes the instruction of this thread."""
+    _THREAD.engine = engine
+
+
+def current_engine() -> str:
+    return _THREAD.engine
+
+
 def warn_once(message: str) -> None:
     current().run.warn(message)
 

@@ -24,7 +24,7 @@ def gather(tensor: "NkiTensor") -> np.ndarray:
         rows, index = _rows(tensor)
         values = rows[np.where(_valid(tensor, index), index, 0)]
         return values.reshape(tensor.shape)
-    raise NkiError(f"reading through {kind} indirection")
+    return _gather_columns(tensor)
 
 
 def scatter(tensor: "NkiTensor", values: np.ndarray) -> None:
@@ -42,7 +42,7 @@ def scatter(tensor: "NkiTensor", values: np.ndarray) -> None:
             row = View(offset, tensor.shape[1:], tensor.byte_strides[1:], tensor.dtype.itemsize)
             tensor.storage.note_write(row, tensor.free_size)
         return
-    raise NkiError(f"writing through {kind} indirection")
+    _scatter_columns(tensor, values)
 
 
 def in_bounds(tensor: "NkiTensor") -> np.ndarray:
@@ -126,5 +126,74 @@ def _valid(tensor: "NkiTensor", index: np.ndarray) -> np.ndarray:
     return (index >= 0) & (index < (math.inf if limit is None else limit))
 
 
+# Tensor indirection: columns of the free dimension, by a list of offsets that each group of partitions holds. The
+# group is what the engine's access hardware sees at once. Source: `NkiTensor.indirect` in the Neuron documentation.
+GROUP_PARTITIONS = {"tensor": 32, "vector": 16, "scalar": 16, "gpsimd": 16}
+
+
 def tensor_indirection(tensor: "NkiTensor", index: "NkiTensor", num_elem: int | None) -> "NkiTensor":
-    raise NkiError("indirect(): not implemented")
+    """A view of shape (partitions, num_elem), whose columns are chosen when the instruction runs."""
+    from .core import current
+    from .memory import MemoryRegion
+    from .tensor import Indirection
+
+    chip = current().run.chip
+    if chip.generation < 4:
+        raise NkiError(f"indirect() needs NeuronCore-v4 or later; the kernel runs on {chip.name}")
+    if not tensor.is_on_chip or tensor.is_indirect():
+        raise NkiError(f"indirect() takes a tensor in SBUF or PSUM without a dynamic index, not {tensor.describe()}")
+    if index.buffer is not MemoryRegion.sbuf or index.shape[0] != tensor.shape[0] or not index.dtype.is_integer:
+        raise NkiError(
+            f"index holds integers in SBUF, in the {tensor.shape[0]} partitions of the tensor, not {index.describe()}"
+        )
+    if index.start_partition % 32:
+        raise NkiError(f"index starts at partition 0, 32, 64 or 96, not {index.start_partition}")
+    count = index.size if num_elem is None else int(num_elem)
+    if not 1 <= count <= index.size:
+        raise NkiError(f"num_elem={num_elem}: 1 to the {index.size} offsets of {index.describe()}")
+    columns = Indirection("free", index, tensor.dtype.itemsize, tensor.free_size, 1)
+    columns.source = tensor
+    return tensor._view((tensor.shape[0], count), tensor.byte_strides[:2], indirection=columns)
+
+
+def _columns(tensor: "NkiTensor") -> np.ndarray:
+    """The column of every element, (partitions, num_elem): offset i of a group is index[i % group, i // group]."""
+    from .core import current_engine
+
+    indirection, count = tensor.indirection, tensor.shape[1]
+    partitions = tensor.shape[0]
+    group = GROUP_PARTITIONS[current_engine()]
+    held = indirection.index.read().reshape(partitions, -1).astype(np.int64)
+    parts = []
+    for start in range(0, partitions, group):
+        offsets = held[start : start + group].T.reshape(-1)
+        if len(offsets) < count:
+            raise NkiError(
+                f"num_elem={count}, and {min(group, partitions - start)} partitions of a group hold {len(offsets)} "
+                f"offsets ({indirection.index.describe()})"
+            )
+        parts.append(np.broadcast_to(offsets[:count], (min(group, partitions - start), count)))
+    columns = np.concatenate(parts)
+    bad = columns[(columns < 0) | (columns >= indirection.limit)]
+    if bad.size:
+        raise NkiError(f"out of bounds: column {bad[0]} of the {indirection.limit} of {indirection.source.describe()}")
+    return columns
+
+
+def _gather_columns(tensor: "NkiTensor") -> np.ndarray:
+    values = tensor.indirection.source.read().reshape(tensor.shape[0], -1)
+    return np.take_along_axis(values, _columns(tensor), axis=1)
+
+
+def _scatter_columns(tensor: "NkiTensor", values: np.ndarray) -> None:
+    source, columns = tensor.indirection.source, _columns(tensor)
+    written = convert(values, tensor.dtype).reshape(tensor.shape)
+    if source.storage.is_complete:
+        whole = source.array.reshape(tensor.shape[0], -1).copy()
+        np.put_along_axis(whole, columns, written, axis=1)
+        source.array[...] = whole.reshape(source.shape)
+        return
+    flat = source.reshape((source.shape[0], source.free_size))
+    for row in range(tensor.shape[0]):
+        for position, column in enumerate(columns[row]):
+            flat[row : row + 1, int(column) : int(column) + 1].write(written[row : row + 1, position : position + 1])

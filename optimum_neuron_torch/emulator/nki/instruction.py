@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .core import _THREAD, Core, current
+from .core import _THREAD, Core, current, set_engine
 from .errors import SIMULATOR_DIR, NkiError
 from .objects import NKIObject
 from .records import Record
@@ -81,8 +81,12 @@ def instruction(function: Callable[..., Step], namespace: str = "nisa") -> Calla
                 frame = frame.f_back
             index = len(core.records)
             operands = step.writes + step.reads
-            indices = tuple([t.indirection.index for t in operands if t.indirection is not None])
-            indices = tuple([index for index in indices if isinstance(index, NkiTensor)])
+            indices = ()
+            if indirect := [tensor for tensor in operands if tensor.indirection is not None]:
+                indices = tuple([t.indirection.index for t in indirect if isinstance(t.indirection.index, NkiTensor)])
+                if any(tensor.indirection.kind == "free" for tensor in indirect):
+                    _check_tensor_indirection(function, args, kwargs, step)
+                    set_engine(step.engine)
             for tensor in operands + indices:
                 storage = tensor.storage
                 if storage.home is not core and storage.home is not run:
@@ -140,9 +144,45 @@ def _is_read_only(tensor: NkiTensor) -> bool:
     return root is not None and not root.flags.writeable
 
 
-def _operands(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+# Which operands take tensor indirection, and on which engines: Neuron documentation, nki.isa.
+_TENSOR_INDIRECTION = {
+    "tensor_copy": (("dst", "src"), ("vector", "scalar")),
+    "tensor_copy_predicated": (("dst", "predicate"), ("vector",)),
+    "nc_matmul": (("dst", "stationary", "moving"), ("tensor",)),
+    "tensor_tensor": (("dst", "data1"), ("vector", "gpsimd")),
+    "tensor_scalar": (("dst", "data"), ("vector", "scalar", "gpsimd")),
+    "tensor_reduce": (("dst", "data"), ("vector",)),
+    "tensor_scalar_cumulative": (("dst", "src"), ("vector",)),
+    "activation": (("dst", "data"), ("scalar",)),
+    "activation_reduce": (("dst", "data"), ("scalar",)),
+    "activate2": (("dst", "data"), ("scalar",)),
+    "exponential": (("dst", "src"), ("vector",)),
+    "tensor_scalar_reduce": (("dst", "data"), ("vector",)),
+}
+
+
+def _check_tensor_indirection(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], step: Step
+) -> None:
+    allowed, engines = _TENSOR_INDIRECTION.get(function.__name__, ((), ()))
+    for name, value in _arguments(function, args, kwargs).items():
+        is_free = isinstance(value, NkiTensor) and value.is_indirect() and value.indirection.kind == "free"
+        if is_free and name not in allowed:
+            takes = (
+                f"{', '.join(allowed)} of this instruction do" if allowed else "no operand of this instruction does"
+            )
+            raise NkiError(f"{name} does not take a view made by indirect(); {takes}")
+    if step.engine not in engines:
+        raise NkiError(f"with a view made by indirect() this runs on {' or '.join(engines)}, not on {step.engine}")
+
+
+def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _operands(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    given = _arguments(function, args, kwargs)
     return [f"{name}: {value.describe()}" for name, value in given.items() if isinstance(value, NkiTensor)]
 
 

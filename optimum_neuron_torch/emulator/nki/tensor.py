@@ -38,13 +38,15 @@ class Indirection:
 
     `kind` is "scalar" (one offset for all), "vector" (an offset per partition) or "free" (`NkiTensor.indirect`).
     `index` is a register, a number or a tensor; `step` the bytes that one unit of it moves; `limit` the number of
-    valid positions of the dimension it addresses, `dim` that dimension in the tensor it was made from.
+    valid positions of the dimension it addresses, `dim` that dimension in the tensor it was made from, `source` that
+    tensor for "free".
     """
 
-    __slots__ = ("kind", "index", "step", "limit", "dim")
+    __slots__ = ("kind", "index", "step", "limit", "dim", "source")
 
     def __init__(self, kind: str, index: Any, step: int, limit: int | None, dim: int) -> None:
         self.kind, self.index, self.step, self.limit, self.dim = kind, index, step, limit, dim
+        self.source: NkiTensor | None = None
 
 
 class NkiTensor(NKIObject):

@@ -60,6 +60,8 @@ def store_product(dst: NkiTensor, values: np.ndarray, accumulate: bool | None) -
 
 def _earlier(dst: NkiTensor, accumulate: bool | None) -> bool | np.ndarray:
     """Whether dst's elements are added to: all, none, or those that are true."""
+    if dst.is_indirect():
+        return bool(accumulate)
     marks, view = dst.storage.accumulated, _view(dst)
     if accumulate:
         if marks is None or not marks.cover(view):
@@ -74,7 +76,9 @@ def _earlier(dst: NkiTensor, accumulate: bool | None) -> bool | np.ndarray:
 
 
 def mark_accumulated(dst: NkiTensor) -> None:
-    """Remembers that a matmul has written all of dst."""
+    """Remembers that a matmul has written all of dst; of columns chosen by an index nothing is remembered."""
+    if dst.is_indirect():
+        return
     storage = dst.storage
     if storage.accumulated is None:
         storage.accumulated = Marks(storage.nbytes, storage.row_nbytes)

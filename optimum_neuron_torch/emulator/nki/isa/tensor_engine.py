@@ -51,6 +51,7 @@ def nc_matmul(
     k, m, n = _sizes(stationary, moving, doubles)
     _check_tile(k // 2 if doubles else k, m, tile_position, tile_size, doubles)
     _check_result(dst, m, n)
+    _check_indirect(dst, moving, stationary, tile_position, is_transpose, accumulate)
 
     def multiply() -> None:
         if is_transpose and current().run.chip.generation >= 3:
@@ -149,6 +150,33 @@ def _check_result(dst: NkiTensor, m: int, n: int) -> None:
         raise NkiError(f"moving has {n} elements per partition, and the limit is {limit}: split it")
     if chip.generation < 4:
         check_bank(dst)
+
+
+def _check_indirect(
+    dst: NkiTensor,
+    moving: NkiTensor,
+    stationary: NkiTensor,
+    tile_position: Sequence[int],
+    is_transpose: bool,
+    accumulate: bool | None,
+) -> None:
+    """What a multiplication with views made by `indirect` may not be."""
+    views = [
+        tensor for tensor in (dst, moving, stationary) if tensor.is_indirect() and tensor.indirection.kind == "free"
+    ]
+    if not views:
+        return
+    if tuple(tile_position) not in ((), (0, 0)):
+        raise NkiError("views made by indirect() do not combine with tile_position")
+    if is_transpose and moving in views:
+        raise NkiError("moving of a transpose does not take a view made by indirect()")
+    for tensor in views:
+        if tensor.dtype in WIDE and tensor is not dst:
+            raise NkiError(
+                f"views made by indirect() are of 16 or 8 bits for the Tensor Engine, not {tensor.describe()}"
+            )
+    if dst in views and accumulate is None:
+        raise NkiError("dst is a view made by indirect(): give accumulate=True or False")
 
 
 def check_bank(dst: NkiTensor) -> None:
