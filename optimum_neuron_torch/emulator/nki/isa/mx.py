@@ -25,6 +25,7 @@ GROUP_PARTITIONS = 8
 PACKED = 4
 QUADRANT = 32
 SCALES_PER_QUADRANT = QUADRANT // GROUP_PARTITIONS
+SCALE_OFFSETS = (0, 4, 8, 12)  # in a quadrant, so that four tensors' scales fit ("Packing Scale Values")
 SCALE_BIAS = 127
 SCALE_NAN = 255
 # Largest exponents of the element types.
@@ -41,9 +42,9 @@ SCALE_DTYPES = ("float8_e8m0fnu", "uint8")
 def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor) -> Step:
     """`dst` and `dst_scale` such that `dst * 2**(dst_scale - 127)` is `src`, rounded."""
     needs_generation(4, "quantize_mx")
-    on_chip(dst, src, dst_scale)
-    for tensor, role in ((dst, "dst"), (src, "src"), (dst_scale, "dst_scale")):
-        in_buffer(tensor, MemoryRegion.sbuf, role=role)
+    on_chip(dst, src)
+    in_buffer(dst, MemoryRegion.sbuf, role="dst")
+    in_buffer(src, MemoryRegion.sbuf, role="src")
     if src.dtype not in ("float16", "bfloat16"):
         raise NkiError(f"src is float16 or bfloat16, but is {src.describe()}")
     if dst.dtype not in LARGEST_EXPONENT:
@@ -96,6 +97,15 @@ def _scale_rows(partitions: int) -> np.ndarray:
 
 
 def _check_scales(scales: NkiTensor, role: str, data: NkiTensor) -> None:
+    if not isinstance(scales, NkiTensor):
+        raise NkiError(f"{role} must be a tensor in SBUF, but is {scales!r}")
+    in_buffer(scales, MemoryRegion.sbuf, role=role)
+    # Other tensors' scales may share the quadrants, so these accesses start where no other may.
+    if scales.start_partition % QUADRANT not in SCALE_OFFSETS:
+        raise NkiError(
+            f"{role} starts at partition {', '.join(map(str, SCALE_OFFSETS))} of a quadrant, but at partition "
+            f"{scales.start_partition} ({scales.describe()})"
+        )
     if scales.dtype not in SCALE_DTYPES:
         raise NkiError(f"{role} is {' or '.join(SCALE_DTYPES)}, but is {scales.describe()}")
     needed = int(_scale_rows(data.shape[0])[-1]) + 1
@@ -140,12 +150,11 @@ def nc_matmul_mx(
 ) -> Step:
     """`dst = stationary.T @ moving`, both packed and scaled, summed over partitions and packed elements in float32."""
     needs_generation(4, "nc_matmul_mx")
-    on_chip(dst, stationary, moving, stationary_scale, moving_scale)
+    on_chip(dst, stationary, moving)
     in_buffer(dst, MemoryRegion.psum, role="dst")
     pairs = ((stationary, stationary_scale, "stationary"), (moving, moving_scale, "moving"))
     for data, scales, role in pairs:
         in_buffer(data, MemoryRegion.sbuf, role=role)
-        in_buffer(scales, MemoryRegion.sbuf, role=f"{role}_scale")
         if data.dtype not in ELEMENTS:
             raise NkiError(f"{role} is {', '.join(ELEMENTS)}, but is {data.describe()}")
         _check_scales(scales, f"{role}_scale", data)

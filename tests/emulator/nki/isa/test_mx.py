@@ -113,6 +113,48 @@ def test_products_are_those_of_the_dequantised_values(dtype, partitions, rounds)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@nki.jit
+def quantized_into_one_tile(values, offsets):
+    """`values` quantised once for each offset of the scales, all scales in one tile; and the square by each."""
+    partitions, columns = values.shape
+    src = nl.ndarray((partitions, columns), values.dtype)
+    nisa.dma_copy(dst=src, src=values)
+    scales = nl.ndarray((partitions, columns // 4), nl.uint8)
+    nisa.memset(dst=scales, value=0)
+    out = nl.ndarray(scales.shape, nl.uint8, buffer=nl.shared_hbm)
+    products = nl.ndarray((len(offsets), columns // 4, columns // 4), nl.float32, buffer=nl.shared_hbm)
+    for index, offset in enumerate(offsets):
+        packed = nl.ndarray((partitions, columns // 4), nl.float8_e4m3fn_x4)
+        own = scales[offset:partitions, :]
+        nisa.quantize_mx(dst=packed, src=src, dst_scale=own)
+        product = nl.ndarray((columns // 4, columns // 4), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul_mx(dst=product, stationary=packed, moving=packed, stationary_scale=own, moving_scale=own)
+        copied = nl.ndarray(product.shape, nl.float32)
+        nisa.tensor_copy(dst=copied, src=product)
+        nisa.dma_copy(dst=products[index], src=copied)
+    nisa.dma_copy(dst=out, src=scales)
+    return out, products
+
+
+def test_scales_of_four_tensors_share_a_tile():
+    values = np.random.default_rng(0).standard_normal((64, 16)).astype(ml_dtypes.bfloat16)
+    scales, products = quantized_into_one_tile(values, (0, 4, 8, 12))
+    alone = quantized(values, nl.float8_e4m3fn_x4)[1]
+    for quadrant in (0, 32):
+        for offset in (0, 4, 8, 12):
+            shared = scales[quadrant + offset : quadrant + offset + 4]
+            np.testing.assert_array_equal(shared, alone[quadrant : quadrant + 4])
+    rows = values.astype(np.float64).reshape(64, 4, 4)
+    np.testing.assert_allclose(products[0], np.einsum("kmq,knq->mn", rows, rows), rtol=0.1, atol=2)
+    for product in products[1:]:
+        np.testing.assert_array_equal(product, products[0])
+
+
+def test_scales_start_at_every_fourth_partition():
+    with pytest.raises(NkiError, match="starts at partition 0, 4, 8, 12 of a quadrant, but at partition 2"):
+        quantized_into_one_tile(np.ones((32, 8), ml_dtypes.bfloat16), (2,))
+
+
 def test_older_chips_have_no_microscaling(monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     with pytest.raises(NkiError, match="needs NeuronCore-v4"):
