@@ -89,7 +89,7 @@ def _activation(
 
 
 def _function(op: Any) -> Operator:
-    found = operator(op, "op")
+    found = operator(op, "op", activates=True)
     if not found.is_activation:
         raise NkiError(f"op={found!r} is no activation function of the Scalar engine")
     return found

@@ -150,11 +150,15 @@ def not_both_in_psum(first: NkiTensor, second: NkiTensor, names: str) -> None:
         raise NkiError(f"{names} cannot both be in PSUM: copy one to SBUF first, with nisa.tensor_copy")
 
 
-def operator(op: Any, role: str, *, reduces: bool = False) -> Operator:
+def operator(op: Any, role: str, *, reduces: bool = False, activates: bool = False) -> Operator:
     """`op` as one of `nki.language`'s operators.
 
+    Args:
+        reduces: whether it is to reduce.
+        activates: whether it is to be an activation function; anything else is arithmetic or bitwise.
+
     Raises:
-        NkiError: it is none, or has no reduction where one is asked for.
+        NkiError: it is none of that kind, or newer than the chip.
     """
     try:
         found = as_operator(op)
@@ -162,6 +166,11 @@ def operator(op: Any, role: str, *, reduces: bool = False) -> Operator:
         raise NkiError(f"{role}: {error}") from None
     if reduces and found.reduce is None:
         raise NkiError(f"{role}={found!r} is no reduction")
+    if not activates:
+        if not found.engines:
+            way = "nisa.activation computes it" if found.is_activation else f"call {found!r} on tiles"
+            raise NkiError(f"{role}={found!r} is no arithmetic or bitwise operator: {way}")
+        needs_generation(found.first_generation, f"{role}={found!r}")
     return found
 
 
