@@ -86,6 +86,8 @@ class Marks:
         for size, stride in zip(view.shape, view.strides, strict=True):
             if self.pitch and stride and stride % self.pitch == 0:
                 rows += (size - 1) * (stride // self.pitch)
+            elif stride < 0:
+                start += (size - 1) * stride
             else:
                 stop += (size - 1) * stride
         return row, row + rows, start, stop

@@ -7,6 +7,7 @@ was in use, or is its twin in shape and dtype, as buffers that rotate are. Tenso
 two sights of the same bytes are neither.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -36,55 +37,89 @@ def overwritten_reads(core: Core) -> list[OverwrittenRead]:
     found: dict[tuple[int, int], OverwrittenRead] = {}
     for space in (MemoryRegion.sbuf, MemoryRegion.psum):
         placed = [usage for usage in core.usages if usage.space is space and usage.address is not None]
-        if _any_overlap(placed):
-            writers = _Writers(core, space)
-            for record in core.records:
-                for footprint in record.read:
-                    for read in writers.losses(record, footprint):
-                        found.setdefault((id(read.tensor), id(read.other)), read)
-                for footprint in record.written:
-                    writers.note(footprint)
+        if not _any_overlap(placed):
+            continue
+        writers = _Writers(core, space)
+        for record in core.records:
+            for footprint in record.read:
+                for read in writers.losses(record, footprint):
+                    found.setdefault((id(read.tensor), id(read.other)), read)
+            for footprint in record.written:
+                writers.note(footprint)
     return list(found.values())
 
 
 class _Writers:
-    """For every byte of a memory which tensor wrote it last, and which other one before that (0: none)."""
+    """For every byte of a memory which tensor wrote it last, and which other one before that (0: none).
+
+    Partitions that every instruction treats alike share a row.
+    """
 
     def __init__(self, core: Core, space: MemoryRegion) -> None:
-        memory = core.memories[space]
-        size = memory.partitions * memory.partition_nbytes
         self.usages, self.space = core.usages, space
-        self.last, self.before = np.zeros(size, np.uint32), np.zeros(size, np.uint32)  # pages are made when touched
+        self._rows = self._shared_rows(core)
+        shape = (max(self._rows.values(), default=0) + 1, core.memories[space].partition_nbytes)
+        self.last, self.before = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
+        self._sizes = np.bincount(list(self._rows.values()) or [0])
+
+    def _shared_rows(self, core: Core) -> dict[int, int]:
+        """The row of each partition."""
+        cuts = {0, core.memories[self.space].partitions}
+        for record in core.records:
+            for footprint in (*record.written, *record.read):
+                if self._concerns(footprint):
+                    partitions = _partitions(footprint)
+                    cuts.update((partitions.start, partitions[-1] + 1) if partitions.step == 1 else partitions)
+                    if partitions.step != 1:
+                        cuts.update(partition + 1 for partition in partitions)
+        edges = sorted(cuts)
+        spans = zip(edges, edges[1:], strict=False)
+        return {partition: row for row, (start, stop) in enumerate(spans) for partition in range(start, stop)}
 
     def note(self, footprint: Footprint) -> None:
         if not self._concerns(footprint):
             return
-        last, before = (_cells(array, footprint, footprint.dtype.itemsize) for array in (self.last, self.before))
-        is_other = last != footprint.tensor
-        before[is_other] = last[is_other]
-        last[...] = footprint.tensor
+        for row in self._rows_of(footprint):
+            last, before = (_cells(array[row], footprint, footprint.dtype.itemsize) for array in self._maps)
+            is_other = last != footprint.tensor
+            before[is_other] = last[is_other]
+            last[...] = footprint.tensor
 
     def losses(self, record: Record, footprint: Footprint) -> list[OverwrittenRead]:
         if not self._concerns(footprint):
             return []
-        last, before = _cells(self.last, footprint, 1), _cells(self.before, footprint, 1)
-        is_lost = (last != footprint.tensor) & (before == footprint.tensor)
-        if not is_lost.any():
-            return []
+        counts: Counter[int] = Counter()
+        for row in self._rows_of(footprint):
+            last, before = (_cells(array[row], footprint, 1) for array in self._maps)
+            is_lost = (last != footprint.tensor) & (before == footprint.tensor)
+            if is_lost.any():
+                for number, count in zip(*np.unique(last[is_lost], return_counts=True), strict=True):
+                    counts[int(number)] += int(count) * int(self._sizes[row])
         tensor = self.usages[footprint.tensor - 1]
-        others, counts = np.unique(last[is_lost], return_counts=True)
-        pairs = [(self.usages[number - 1], int(count)) for number, count in zip(others, counts, strict=True)]
-        return [OverwrittenRead(record, tensor, other, count) for other, count in pairs if _is_reuse(tensor, other)]
+        others = [(self.usages[number - 1], count) for number, count in counts.items()]
+        return [OverwrittenRead(record, tensor, other, count) for other, count in others if _is_reuse(tensor, other)]
+
+    @property
+    def _maps(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.last, self.before
+
+    def _rows_of(self, footprint: Footprint) -> set[int]:
+        return {self._rows[partition] for partition in _partitions(footprint)}
 
     def _concerns(self, footprint: Footprint) -> bool:
         return footprint.tensor > 0 and footprint.owner == 0 and footprint.space == self.space.name
 
 
-def _cells(array: np.ndarray, footprint: Footprint, itemsize: int) -> np.ndarray:
-    """The entries of `array` for the first `itemsize` bytes of each element."""
-    size = array.itemsize
-    strides = [stride * size for stride in footprint.strides]
-    return np.ndarray((*footprint.shape, itemsize), array.dtype, array, footprint.offset * size, (*strides, size))
+def _partitions(footprint: Footprint) -> range:
+    first, step = footprint.offset // footprint.pitch, footprint.strides[0] // footprint.pitch
+    return range(first, first + footprint.shape[0] * max(step, 1), max(step, 1))
+
+
+def _cells(row: np.ndarray, footprint: Footprint, itemsize: int) -> np.ndarray:
+    """The entries of one partition for the first `itemsize` bytes of each element."""
+    size = row.itemsize
+    start, strides = footprint.offset % footprint.pitch, [stride * size for stride in footprint.strides[1:]]
+    return np.ndarray((*footprint.shape[1:], itemsize), row.dtype, row, start * size, (*strides, size))
 
 
 def _is_reuse(tensor: Usage, other: Usage) -> bool:
