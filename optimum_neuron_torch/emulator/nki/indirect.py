@@ -1,29 +1,38 @@
 """Reading and writing through an index that is known only when the instruction runs."""
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .dtypes import convert
 from .errors import NkiError
-from .marks import View
 from .registers import is_register
 
 
 if TYPE_CHECKING:
-    from .tensor import Indirection, NkiTensor
+    from .tensor import NkiTensor
 
 
 def gather(tensor: "NkiTensor") -> np.ndarray:
-    """The elements that the index points at, as `tensor.dtype.storage`; out of bounds those of row 0."""
+    """The elements that the index points at, as `tensor.dtype.storage`. Rows out of bounds hold anything."""
     kind = tensor.indirection.kind
     if kind == "scalar":
-        return _resolved(tensor).read()
+        view, rows = _resolved(tensor)
+        if rows == slice(0, tensor.shape[0]):
+            return view.read()
+        values = np.zeros(tensor.shape, tensor.dtype.storage)
+        if rows.stop > rows.start:
+            values[rows] = view.read()
+        return values
     if kind == "vector":
         rows, index = _rows(tensor)
-        values = rows[np.where(_valid(tensor, index), index, 0)]
-        return values.reshape(tensor.shape)
+        valid = _valid(tensor, index)
+        if not tensor.storage.is_complete:
+            for position in np.unique(index[valid]):
+                _row(tensor, int(position)).read()  # reports what nothing has written
+        if not len(rows):
+            return np.zeros(tensor.shape, tensor.dtype.storage)
+        return rows[np.where(valid, index, 0)].reshape(tensor.shape)
     return _gather_columns(tensor)
 
 
@@ -31,27 +40,28 @@ def scatter(tensor: "NkiTensor", values: np.ndarray) -> None:
     """Writes `values` where the index points; rows out of bounds are left out."""
     kind = tensor.indirection.kind
     if kind == "scalar":
-        _resolved(tensor).write(values)
+        view, rows = _resolved(tensor)
+        if rows.stop > rows.start:
+            view.write(convert(values, tensor.dtype).reshape(tensor.shape)[rows])
         return
     if kind == "vector":
         rows, index = _rows(tensor)
         valid = _valid(tensor, index)
         rows[index[valid]] = convert(values, tensor.dtype).reshape(tensor.shape)[valid]
         for position in index[valid]:
-            offset = tensor.byte_offset + int(position) * tensor.indirection.step
-            row = View(offset, tensor.shape[1:], tensor.byte_strides[1:], tensor.dtype.itemsize)
-            tensor.storage.note_write(row, tensor.free_size)
+            _row(tensor, int(position)).note_write()
         return
     _scatter_columns(tensor, values)
 
 
 def in_bounds(tensor: "NkiTensor") -> np.ndarray:
-    """Which of the indices are valid: bool, one element for a scalar, one per partition for a vector."""
-    indirection = tensor.indirection
-    if indirection.kind == "scalar":
-        index = scalar_value(indirection.index)
-        return np.array([_first_bad(tensor, index) is None])
-    return _valid(tensor, index_values(indirection.index, tensor.shape[0]))
+    """Which rows, along the first dimension, the index leaves within the tensor's storage."""
+    if tensor.indirection.kind == "scalar":
+        _, rows = _resolved(tensor)
+        keep = np.zeros(tensor.shape[0], bool)
+        keep[rows] = True
+        return keep
+    return _valid(tensor, index_values(tensor.indirection.index, tensor.shape[0]))
 
 
 def scalar_value(index: Any) -> int:
@@ -77,33 +87,31 @@ def index_values(index: "NkiTensor", count: int) -> np.ndarray:
     return values[:count]
 
 
-def _resolved(tensor: "NkiTensor") -> "NkiTensor":
-    """The view that a scalar index makes of the tensor."""
-    indirection: Indirection = tensor.indirection
-    index = scalar_value(indirection.index)
-    bad = _first_bad(tensor, index)
-    if bad is not None:
-        raise NkiError(bad)
-    view = tensor._view(tensor.shape, tensor.byte_strides, tensor.byte_offset + index * indirection.step)
+def _resolved(tensor: "NkiTensor") -> "tuple[NkiTensor, slice]":
+    """The view that a scalar index makes of the tensor, of those rows that lie in its storage, and which these are."""
+    storage, indirection = tensor.storage, tensor.indirection
+    offset = tensor.byte_offset + scalar_value(indirection.index) * indirection.step
+    rows = _rows_within(tensor, offset - storage.base)
+    start = offset + rows.start * tensor.byte_strides[0]
+    view = tensor._view((rows.stop - rows.start, *tensor.shape[1:]), tensor.byte_strides, start)
     view.indirection = None
-    return view
+    return view, rows
 
 
-def _first_bad(tensor: "NkiTensor", index: int) -> str | None:
-    """What is wrong with a scalar index; the elements from there on must lie in the storage."""
-    storage, step = tensor.storage, tensor.indirection.step
-    offset = tensor.byte_offset + index * step - storage.base
-    lead, width = (1, storage.row_nbytes) if storage.pitch else (0, storage.nbytes)
-    if storage.pitch:
-        offset %= storage.pitch
-    spans = zip(tensor.shape[lead:], tensor.byte_strides[lead:], strict=True)
-    last = offset + sum((size - 1) * stride for size, stride in spans) + tensor.dtype.itemsize
-    if index >= 0 and offset >= 0 and last <= width:
-        return None
-    return (
-        f"out of bounds: dynamic index {index} into dimension {tensor.indirection.dim}, which has "
-        f"{tensor.indirection.limit} elements, of {tensor.describe()}"
-    )
+def _rows_within(tensor: "NkiTensor", offset: int) -> slice:
+    """The rows of a view that starts `offset` bytes into the storage which lie in it."""
+    storage, count, stride = tensor.storage, tensor.shape[0], tensor.byte_strides[0]
+    spans = zip(tensor.shape[1:], tensor.byte_strides[1:], strict=True)
+    extent = sum((size - 1) * step for size, step in spans) + tensor.dtype.itemsize
+    if storage.pitch:  # the index moves within partitions: all of them, or none
+        first = tensor.byte_offset - storage.base
+        position = first % storage.pitch + offset - first
+        return slice(0, count if 0 <= position and position + extent <= storage.row_nbytes else 0)
+    if stride == 0:
+        return slice(0, count if 0 <= offset and offset + extent <= storage.nbytes else 0)
+    first = max(0, -(offset // stride))
+    last = min(count, (storage.nbytes - extent - offset) // stride + 1)
+    return slice(first, max(first, last))
 
 
 def _rows(tensor: "NkiTensor") -> tuple[np.ndarray, np.ndarray]:
@@ -116,14 +124,24 @@ def _rows(tensor: "NkiTensor") -> tuple[np.ndarray, np.ndarray]:
     extent = sum((size - 1) * stride for size, stride in spans) + tensor.dtype.itemsize
     room = storage.nbytes - tensor.byte_offset - extent
     count = max(0, room // indirection.step + 1) if indirection.step else 1
+    if count < indirection.limit and (index[_valid(tensor, index)] >= count).any():
+        raise NkiError(f"out of bounds: a row that the offsets choose ends behind the storage of {tensor.describe()}")
     shape, strides = (count, *tensor.shape[1:]), (indirection.step, *tensor.byte_strides[1:])
     rows = np.ndarray(shape, tensor.dtype.storage, storage.data.root, tensor.byte_offset, strides)
     return rows, index
 
 
+def _row(tensor: "NkiTensor", position: int) -> "NkiTensor":
+    """The row that an offset of a vector chooses."""
+    offset = tensor.byte_offset + position * tensor.indirection.step
+    row = tensor._view((1, *tensor.shape[1:]), (0, *tensor.byte_strides[1:]), offset)
+    row.indirection = None
+    return row
+
+
 def _valid(tensor: "NkiTensor", index: np.ndarray) -> np.ndarray:
-    limit = tensor.indirection.limit
-    return (index >= 0) & (index < (math.inf if limit is None else limit))
+    """Which offsets of a vector are below the size of the dimension they choose from."""
+    return (index >= 0) & (index < tensor.indirection.limit)
 
 
 # Tensor indirection: columns of the free dimension, by a list of offsets that each group of partitions holds. The

@@ -17,7 +17,7 @@ from ..tensor import NkiTensor
 from .constants import dge_mode as dge_modes
 from .constants import engine as engines
 from .constants import oob_mode as oob_modes
-from .operands import needs_generation
+from .operands import member, needs_generation
 
 
 def _check_dma(*tensors: tuple[str, Any]) -> None:
@@ -28,14 +28,10 @@ def _check_dma(*tensors: tuple[str, Any]) -> None:
             raise NkiError(f"DMA cannot access PSUM ({tensor.describe()}): copy to SBUF first, with nisa.tensor_copy")
 
 
-def _check_modes(priority: int | None, dge_mode: Any, oob_mode: Any, engine: Any = engines.unknown) -> None:
-    for value, kind, name in (
-        (dge_mode, dge_modes, "dge_mode"),
-        (oob_mode, oob_modes, "oob_mode"),
-        (engine, engines, "engine"),
-    ):
-        if not isinstance(value, kind):
-            raise NkiError(f"{name} is a member of nisa.{name}, but is {value!r}")
+def _check_modes(priority: int | None, dge_mode: Any, oob_mode: Any, engine: Any = engines.unknown) -> tuple[Any, Any]:
+    """dge_mode and oob_mode as members of their enumerations."""
+    dge_mode, oob_mode = member(dge_mode, dge_modes), member(oob_mode, oob_modes)
+    engine = member(engine, engines)
     if dge_mode is dge_modes.hwdge:
         needs_generation(3, "dge_mode.hwdge")
     if engine is not engines.unknown:
@@ -49,6 +45,7 @@ def _check_modes(priority: int | None, dge_mode: Any, oob_mode: Any, engine: Any
         needs_generation(4, "priority")
         if priority not in range(4):
             raise NkiError(f"priority={priority}: there are 0 (highest) to 3")
+    return dge_mode, oob_mode
 
 
 def _check_bounds(oob_mode: Any, *tensors: NkiTensor) -> None:
@@ -76,7 +73,7 @@ def dma_copy(
 ) -> Step:
     """`dst = src` between HBM and SBUF, element by element; other dtypes go through float32."""
     _check_dma(("dst", dst), ("src", src))
-    _check_modes(priority, dge_mode, oob_mode, engine)
+    dge_mode, oob_mode = _check_modes(priority, dge_mode, oob_mode, engine)
     if dst.size != src.size:
         raise NkiError(f"{src.size} elements into {dst.size} ({src.describe()} to {dst.describe()})")
     if dge_mode is dge_modes.hwdge and dst.dtype != src.dtype:
@@ -95,7 +92,7 @@ def dma_copy(
 
 def _copy_rows(dst: NkiTensor, src: NkiTensor, keep: np.ndarray) -> None:
     """The rows whose index is in bounds; the others of `dst` stay."""
-    if keep.size == 1:  # a scalar index: all or nothing
+    if not keep.any():
         return
     rows = _cast(src.read(), src, dst).reshape(src.shape[0], -1)
     if dst.size // src.shape[0] != dst.free_size or dst.shape[0] != src.shape[0]:
@@ -118,7 +115,7 @@ def dma_transpose(
 ) -> Step:
     """`dst = src` with its first and last dimensions exchanged: axes (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
     _check_dma(("dst", dst), ("src", src))
-    _check_modes(priority, dge_mode, oob_mode)
+    dge_mode, oob_mode = _check_modes(priority, dge_mode, oob_mode)
     order = TRANSPOSES.get(src.ndim)
     if order is None:
         raise NkiError(f"src has 2 to 4 dimensions, but is {src.describe()}")
@@ -165,6 +162,7 @@ def dma_compute(
     oob_mode: Any = oob_modes.error,
 ) -> Step:
     """`dst = srcs[0] + srcs[1] + ...`, summed in float32 on the way; one of them, or `dst`, may be indexed per row."""
+    oob_mode = member(oob_mode, oob_modes)
     _check_dma(("dst", dst), *((f"srcs[{i}]", src) for i, src in enumerate(srcs)))
     if getattr(reduce_op, "name", None) != "add":
         raise NkiError(f"reduce_op is nl.add, but is {reduce_op!r}")

@@ -3,11 +3,12 @@
 Sources: the Neuron documentation's NKI architecture guides (memories, engines, partition access) and API reference.
 """
 
+import enum
 from typing import Any
 
 import numpy as np
 
-from ..core import current
+from ..core import current, warn_once
 from ..errors import NkiError
 from ..memory import MemoryRegion
 from ..operators import Operator, as_operator
@@ -183,3 +184,17 @@ def integers_only(*tensors: NkiTensor) -> None:
 def check_float32(value: Any, role: str) -> None:
     if isinstance(value, NkiTensor) and value.dtype != "float32":
         raise NkiError(f"{role} must be float32, but is {value.describe()}")
+
+
+def member(value: Any, kind: type[enum.Enum]) -> Any:
+    """`value` as a member of one of nki.isa's enumerations; older kernels pass the numbers of their members.
+
+    Raises:
+        NkiError: it is none.
+    """
+    if isinstance(value, kind):
+        return value
+    if type(value) is int and value in [one.value for one in kind]:
+        warn_once(f"{kind.__name__}={value} is a number: pass nisa.{kind.__name__}.{kind(value).name}")
+        return kind(value)
+    raise NkiError(f"{kind.__name__} is one of {', '.join(f'nisa.{one}' for one in kind)}, but is {value!r}")

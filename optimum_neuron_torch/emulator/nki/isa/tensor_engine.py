@@ -7,6 +7,8 @@ the systolic array in its NKI architecture guides.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..core import current
 from ..dtypes import DType
 from ..errors import NkiError
@@ -17,7 +19,7 @@ from .constants import engine as engines
 from .constants import matmul_perf_mode
 from .matmul import mark_accumulated
 from .matmul import multiply as multiply_tiles
-from .operands import in_buffer, on_chip
+from .operands import in_buffer, member, on_chip
 
 
 FLOAT8 = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn")
@@ -46,7 +48,9 @@ def nc_matmul(
     in_buffer(dst, MemoryRegion.psum, role="dst")
     in_buffer(stationary, MemoryRegion.sbuf, role="stationary")
     in_buffer(moving, MemoryRegion.sbuf, role="moving")
-    doubles = perf_mode is matmul_perf_mode.double_row
+    doubles = member(perf_mode, matmul_perf_mode) is matmul_perf_mode.double_row
+    if accumulate is not None and not isinstance(accumulate, (bool, np.bool_)):
+        raise NkiError(f"accumulate is True, False or None, but is {accumulate!r}")
     _check_dtypes(dst, stationary, moving, doubles, is_transpose)
     k, m, n = _sizes(stationary, moving, doubles)
     _check_tile(k // 2 if doubles else k, m, tile_position, tile_size, doubles)

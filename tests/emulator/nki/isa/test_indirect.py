@@ -159,3 +159,43 @@ def test_an_index_counts_as_read():
         kernel(TABLE)
     copy = next(record for record in reports[0].records if record.op == "dma_copy")
     assert [operand.dtype for operand in copy.reads] == ["float32", "int32"]
+
+
+@pytest.mark.parametrize("start", [-50, -3, 0, 30, 36, 39, 40, 90])
+def test_rows_behind_a_dynamic_start_that_are_out_of_bounds_are_skipped(start):
+    @nki.jit
+    def kernel(values, position, target):
+        register = nisa.register_alloc()
+        nisa.register_load(register, position)
+        tile, width = loaded(values), values.shape[1]
+        pattern = [[width, values.shape[0]], [1, width]]
+        nisa.dma_copy(dst=target.ap(pattern, scalar_offset=register), src=tile, oob_mode=nisa.oob_mode.skip)
+        back = nl.ndarray(values.shape, values.dtype)
+        nisa.memset(dst=back, value=-1)
+        nisa.dma_copy(dst=back, src=target.ap(pattern, scalar_offset=register), oob_mode=nisa.oob_mode.skip)
+        return stored(back)
+
+    values, target = TABLE[:8] + 1000, np.zeros_like(TABLE)
+    expected, expected_back = target.copy(), np.full_like(values, -1)
+    for row in range(8):
+        if 0 <= start + row < ROWS:
+            expected[start + row] = expected_back[row] = values[row]
+    back = kernel(values, np.array([[start]], np.int32), target)
+    np.testing.assert_array_equal(target, expected)
+    np.testing.assert_array_equal(back, expected_back)
+
+
+def test_gathered_rows_that_nothing_has_written_are_reported():
+    @nki.jit
+    def kernel(values, indices):
+        table = nl.ndarray((ROWS, WIDTH), values.dtype, buffer=nl.private_hbm)
+        nisa.dma_copy(dst=table[0:16], src=values[0:16])
+        rows = nl.ndarray((4, WIDTH), values.dtype)
+        nisa.dma_copy(dst=rows, src=table.vector_select(0, loaded(indices)))
+        return stored(rows)
+
+    with nki.simulation() as reports:
+        kernel(TABLE, np.array([[0], [3], [15], [2]], np.int32))
+        kernel(TABLE, np.array([[0], [3], [16], [2]], np.int32))
+    assert not reports[0].unwritten
+    assert len(reports[1].unwritten) == 1
