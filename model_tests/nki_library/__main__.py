@@ -1,7 +1,7 @@
 """
 Runs nki-library's own tests of its kernels on the simulator, from a checkout, unmodified, in their simulation mode.
 
-    python -m model_tests.nki_library PATH [--folder core/attention] [--lnc 1|2] [--large] [--write] [-- PYTEST ARGUMENTS]
+    python -m model_tests.nki_library PATH [--folder core/attention] [--lnc 1|2] [--large] [--write] [-- ARGUMENTS]
 
 Goes on from where the last run stopped: outcomes are kept in --journal. Prints a table and the failures, and ends with
 1 where a test failed.

@@ -20,7 +20,7 @@ class Outcome:
     One test on one platform.
 
     Args:
-        status: `passed`, `failed`, `skipped` (by the suite itself), `large` (which the suite leaves out in simulation),
+        status: `passed`, `failed`, `skipped` (by the suite itself), `large` (left out by it in simulation),
             `xfailed`, `collectives` (needs several devices), `memory` and `stopped` (over this run's limits), or
             `not collected` (the file could not be imported).
         lnc: on how many cores its kernels ran, one entry per call.

@@ -1,4 +1,4 @@
-"""Runs nki-library's tests in their simulation mode, a process per file and platform, with limits of time and memory."""
+"""Runs nki-library's tests in simulation mode, a process per file and platform, with limits of time and memory."""
 
 from __future__ import annotations
 
