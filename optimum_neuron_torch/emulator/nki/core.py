@@ -1,5 +1,6 @@
 """One NeuronCore while a kernel runs on it, and the run as a whole."""
 
+import math
 import operator
 import os
 import sys
@@ -147,7 +148,7 @@ class Core:
                 f"{buffer.name} tensor {name or ''}{list(shape)}: the first dimension is the partition, and there are "
                 f"{memory.partitions} of them"
             )
-        row_nbytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        row_nbytes = math.prod(shape[1:]) * dtype.itemsize
         if row_nbytes > memory.partition_nbytes:
             raise NkiError(
                 f"{buffer.name} tensor {name or ''}{list(shape)} {dtype} needs {row_nbytes} bytes per partition; "
@@ -174,7 +175,7 @@ class Core:
     ) -> NkiTensor:
         if address is not None:
             raise NkiError("address= places tensors in SBUF and PSUM; HBM tensors have none")
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if self.run.link is not None and buffer is MemoryRegion.shared_hbm:
             return self.run.link.shared_tensor(self, shape, dtype, name)
         data = Bytes(None) if self.is_tracing else Bytes.unwritten(nbytes)

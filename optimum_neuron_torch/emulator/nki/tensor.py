@@ -21,6 +21,9 @@ from .records import Footprint
 from .registers import NkiTypeError, VirtualRegister, is_register
 
 
+WHOLE = slice(None)  # as an index
+
+
 class DynamicSlice:
     """`nl.ds(start, size)`: `size` elements from `start` on; `start` may be a register."""
 
@@ -286,6 +289,10 @@ class NkiTensor(NKIObject):
         for dim, part in enumerate(key):
             stride, size = self.byte_strides[dim], self.shape[dim]
             keeps = False
+            if part is WHOLE:
+                shape.append(size)
+                strides.append(stride)
+                continue
             if isinstance(part, DynamicSlice):
                 if is_register(part.start):
                     dynamic = self._dynamic(dynamic, part.start, dim)
@@ -321,9 +328,10 @@ class NkiTensor(NKIObject):
         self, shape: list[int], strides: list[int], offset: int, dynamic: Indirection | None
     ) -> "NkiTensor":
         """On the chip a view has two dimensions at least, in HBM one."""
-        while len(shape) < (2 if self.is_on_chip else 1):
-            shape.append(1)
-            strides.append(self.dtype.itemsize)
+        if len(shape) < 2:
+            for _ in range(len(shape), 2 if self.is_on_chip else 1):
+                shape.append(1)
+                strides.append(self.dtype.itemsize)
         return self._view(shape, strides, offset, indirection=dynamic)
 
     def _dynamic(self, already: Indirection | None, index: Any, dim: int) -> Indirection:
@@ -629,30 +637,37 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def _expanded(tensor: NkiTensor, key: Any) -> tuple[Any, ...]:
-    """The key with one entry per dimension."""
+    """The key with one entry per dimension, `WHOLE` for all of it."""
     key = key if isinstance(key, tuple) else (key,)
     dots = [i for i, part in enumerate(key) if part is Ellipsis]
     if len(dots) > 1:
         raise NkiError("an index has one `...` at most")
-    missing = tensor.ndim - len(key) + len(dots)
+    missing = len(tensor.shape) - len(key) + len(dots)
     if missing < 0:
         raise NkiError(f"{len(key)} indices for {tensor.describe()}")
-    at = dots[0] if dots else len(key)
-    return key[:at] + (slice(None),) * missing + key[at + len(dots) :]
+    if missing or dots:
+        at = dots[0] if dots else len(key)
+        key = key[:at] + (WHOLE,) * missing + key[at + len(dots) :]
+    return tuple([WHOLE if type(part) is slice and part == WHOLE else part for part in key])
 
 
 def _bounds(part: slice, size: int) -> tuple[int, int, int]:
     """Start, number of elements and step of a slice. Nothing is clipped: a slice beyond the end is an error."""
-    if any(is_register(value) for value in (part.start, part.stop, part.step)):
-        raise NkiError("a slice with a register as its bound has no static size: use nl.ds(register, size)")
-    try:
-        start = 0 if part.start is None else operator.index(part.start)
-        stop = size if part.stop is None else operator.index(part.stop)
-        step = 1 if part.step is None else operator.index(part.step)
-    except TypeError:
-        raise NkiError(f"slice bounds are integers, but got {part!r}") from None
+    start, stop, step = part.start, part.stop, part.step
+    start = 0 if start is None else start if type(start) is int else _bound(start, part)
+    stop = size if stop is None else stop if type(stop) is int else _bound(stop, part)
+    step = 1 if step is None else step if type(step) is int else _bound(step, part)
     start, stop = start + size if start < 0 else start, stop + size if stop < 0 else stop
     return start, -(-(stop - start) // step) if step else 0, step
+
+
+def _bound(value: Any, part: slice) -> int:
+    if is_register(value):
+        raise NkiError("a slice with a register as its bound has no static size: use nl.ds(register, size)")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise NkiError(f"slice bounds are integers, but got {part!r}") from None
 
 
 def _replaced(values: Sequence[int], dim: int, by: Sequence[int]) -> tuple[int, ...]:

@@ -31,8 +31,7 @@ def on_chip(*tensors: Any) -> None:
 
 def _check_partitions(tensor: NkiTensor) -> None:
     """An access to more than 64 partitions starts at partition 0, one to more than 32 at 0 or 64, else at any 32."""
-    storage = tensor.storage
-    if storage.owner != 0 and tensor.byte_offset < storage.pitch:
+    if tensor.byte_offset < tensor.storage.pitch:  # from partition 0 on
         return
     start, count = tensor.start_partition, tensor.shape[0]
     allowed = (0,) if count > 64 else (0, 64) if count > 32 else (0, 32, 64, 96)
