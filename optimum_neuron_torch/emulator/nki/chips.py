@@ -6,6 +6,8 @@ Sources, all of the Neuron documentation (awsdocs-neuron.readthedocs-hosted.com)
     [shared]            nki/api/nki.api.shared
     [perf]              nki/deep-dives/nki_perf_guide
     [dma]               nki/get-started/about/nki-dma-overview and nki/deep-dives/nki-dma-bandwidth-guide
+    [dge]               nki/deep-dives/nki-dge
+    [matmul]            nki/guides/tutorials/kernel-optimization, with profiles of Trn2
 What no page tells is marked as an assumption.
 """
 
@@ -105,12 +107,16 @@ class Chip:
     # Engine PSUM. [v3] "Data Movement Updates".
     has_exclusive_ports: bool = False
 
-    # DMA. [dma] "DMA throughput across different number of bytes per partition": up to 2 KiB the throughput is
-    # proportional to the size of the contiguous piece, at 2 KiB 0.81 of the most, at 4 KiB 0.97: a piece takes as long
-    # as 2.45 KiB at least. The same for all generations is an assumption.
+    # DMA. [dma] "Performance Considerations".
     dma_engines: int = 16
     dma_bytes_per_ns: float  # of one engine
-    dma_min_piece_bytes: int = 2500
+    # What each contiguous piece takes beside its bytes. [matmul], "Dma Packet Time" of the first two kernels: 5.5 and
+    # 3.8 ns, in pieces of 512 and 2048 bytes. The same for all generations is an assumption.
+    dma_piece_ns: float = 4.5
+    # Descriptors of one transfer, made one transfer after the other. [dge] "hwdge": 600 ns; [matmul], first kernel:
+    # 608; the curve in [dma] is one of 880. Before v3 they are made before the kernel starts: [v3] "Descriptor
+    # Generation Engine". That both of a core's generators together are no faster is an assumption, by [matmul].
+    dma_descriptors_ns: float = 600.0
     # [dma] "Why Large Contiguous DMA Payloads Are Required": from the semaphore to the start.
     dma_start_ns: float = 1300.0
     # [v3] "DMA Transpose": up to 90% of the throughput of a copy from HBM, 50% within SBUF. None: [perf] Opt #10, one
@@ -153,6 +159,7 @@ CHIPS = {
         scalar_ghz=1.4,
         gpsimd_ghz=1.4,
         has_exclusive_ports=True,
+        dma_descriptors_ns=0.0,
         dma_bytes_per_ns=17.0,
         hbm_bytes_per_ns=820 / 2,
     ),

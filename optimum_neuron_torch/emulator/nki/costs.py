@@ -29,13 +29,15 @@ _SIXTEEN_BITS = {"bfloat16", "float16"}
 class Cost(NamedTuple):
     """`busy_ns`: until the engine can start the next instruction; for a DMA, of each of the `engines` it uses.
     `result_ns`: from then on until another instruction can read what was written. `start_ns`: from the moment when its
-    operands are ready until it starts.
+    operands are ready until it starts, of which `descriptors_ns` are spent where one transfer after the other is
+    prepared.
     """
 
     busy_ns: float
     result_ns: float = 0.0
     start_ns: float = 0.0
     engines: int = 1
+    descriptors_ns: float = 0.0
 
 
 def cost_of(record: Record, chip: Chip) -> Cost:
@@ -206,11 +208,18 @@ def _dma_cost(record: Record, chip: Chip) -> Cost:
         return _transpose_cost(record, chip, nbytes)
     piece = min(_piece_bytes(operand) for operand in (*record.writes, *record.reads))
     engines = _dma_engines(record, chip)
-    pieces = math.ceil(nbytes / piece)
-    busy = pieces / engines * max(piece, chip.dma_min_piece_bytes) / chip.dma_bytes_per_ns
+    busy = _moving_ns(nbytes, piece, engines, chip)
     if record.op == "dma_compute":
         busy /= chip.dma_compute_share
-    return Cost(busy, start_ns=chip.dma_start_ns, engines=engines)
+    return _transfer(busy, engines, chip)
+
+
+def _moving_ns(nbytes: int, piece: int, engines: int, chip: Chip) -> float:
+    return (nbytes / chip.dma_bytes_per_ns + math.ceil(nbytes / piece) * chip.dma_piece_ns) / engines
+
+
+def _transfer(busy_ns: float, engines: int, chip: Chip) -> Cost:
+    return Cost(busy_ns, start_ns=chip.dma_start_ns, engines=engines, descriptors_ns=chip.dma_descriptors_ns)
 
 
 def _piece_bytes(operand: Operand) -> int:
@@ -237,7 +246,7 @@ def _transpose_cost(record: Record, chip: Chip, nbytes: int) -> Cost:
     itemsize = record.writes[0].dtype.itemsize
     engines = chip.dma_engines
     if share is None or itemsize not in (2, 4):
-        busy = nbytes / itemsize / engines * chip.dma_min_piece_bytes / chip.dma_bytes_per_ns
+        busy = _moving_ns(nbytes, itemsize, engines, chip)
     else:
         busy = nbytes / engines / (chip.dma_bytes_per_ns * share)
-    return Cost(busy, start_ns=chip.dma_start_ns, engines=engines)
+    return _transfer(busy, engines, chip)

@@ -4,14 +4,14 @@ An estimate: no hardware was asked. It goes by these rules:
 
 * Every engine executes its instructions in the order in which the kernel issued them. An instruction starts when its
   engine is free and the instructions that it must wait for (`hazards.py`) are done.
-* Transfers do not wait for each other: each one takes free time of the DMA engines, 16 per core, from the moment when
-  its operands are ready.
+* Transfers do not wait for each other's data: each one takes free time of what makes the descriptors and then of the
+  DMA engines, 16 per core, from the moment when its operands are ready.
 * A tensor without an address can be written when the memory has room for it beside all that were issued before it and
   are still in use: so data is fetched ahead as far as SBUF allows.
 * Two cores meet where they wait for each other.
 
-Not in it: what a compiler reorders, spills or adds; descriptor generation; collisions in banks and in HBM; clocks that
-change with the load.
+Not in it: what a compiler reorders, spills or adds; GpSimd's time where it makes descriptors; collisions in banks and
+in HBM; clocks that change with the load.
 """
 
 import heapq
@@ -22,19 +22,22 @@ from dataclasses import dataclass
 from .capacity import QUADRANT, QUADRANTS
 from .chips import Chip
 from .core import Run
-from .costs import Cost, cost_of
+from .costs import cost_of
 from .hazards import Hazards
 from .records import Record, operand_at
 
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "sync")
 MEETINGS = ("core_barrier", "sendrecv")
+# Gaps between transfers that later ones can fill, of each DMA engine; older ones are forgotten.
+MAX_GAPS = 64
 
 
 @dataclass(frozen=True)
 class CoreEstimate:
     """Times in ns, one per record; `work` is what it takes of its engine, and of DMA what it takes of all DMA engines
-    together, where a transfer on half of them counts half. `busy` is the sum for each engine.
+    together, where a transfer on half of them counts half, or of the making of descriptors if that is more. `busy` is
+    the sum for each engine, and of DMA the larger of the two sums.
     """
 
     records: Sequence[Record]
@@ -90,6 +93,8 @@ class _Schedule:
         self._free = dict.fromkeys(ENGINES, 0.0)
         self._ports = {"sbuf": 0.0, "psum": 0.0}
         self._transfers = _DmaEngines(chip.dma_engines)
+        self._descriptors = _DmaEngines(1)
+        self._descriptors_ns = self._moving_ns = 0.0
         self._hazards = Hazards(records)
         self._rooms = _Rooms(records, chip)
         self._indices = {id(record): index for index, record in enumerate(records)}
@@ -116,6 +121,7 @@ class _Schedule:
         self._place(self.records[len(self.starts)], start)
 
     def result(self) -> CoreEstimate:
+        self.busy["dma"] = max(self._moving_ns, self._descriptors_ns)
         return CoreEstimate(self.records, self.starts, self.stops, self.work, self.busy)
 
     def _ready(self, record: Record) -> float:
@@ -142,8 +148,12 @@ class _Schedule:
     def _place(self, record: Record, ready: float) -> None:
         cost = cost_of(record, self.chip)
         if record.engine == "dma":
-            start, stop = self._transfers.take(ready + cost.start_ns, cost)
-            work = cost.busy_ns * cost.engines / self.chip.dma_engines
+            begun, _ = self._descriptors.take(ready, cost.descriptors_ns, 1)
+            start, stop = self._transfers.take(begun + cost.start_ns, cost.busy_ns, cost.engines)
+            share = cost.busy_ns * cost.engines / self.chip.dma_engines
+            self._moving_ns += share
+            self._descriptors_ns += cost.descriptors_ns
+            work = max(share, cost.descriptors_ns)
         else:
             start = max(ready + cost.start_ns, self._free[record.engine], self._port_free(record))
             stop = start + cost.busy_ns
@@ -181,13 +191,12 @@ class _DmaEngines:
     def __init__(self, count: int) -> None:
         self._busy: list[tuple[list[float], list[float]]] = [([], []) for _ in range(count)]
 
-    def take(self, ready: float, cost: Cost) -> tuple[float, float]:
+    def take(self, ready: float, duration: float, engines: int) -> tuple[float, float]:
         """Start and stop of a transfer on those engines that can have it first."""
-        duration = cost.busy_ns
         if not duration:
             return ready, ready
         gaps = sorted((_first_gap(intervals, ready, duration), engine) for engine, intervals in enumerate(self._busy))
-        taken = gaps[: cost.engines]
+        taken = gaps[:engines]
         for start, engine in taken:
             _occupy(self._busy[engine], start, start + duration)
         return taken[0][0], taken[-1][0] + duration
@@ -217,6 +226,8 @@ def _occupy(intervals: tuple[list[float], list[float]], start: float, stop: floa
     else:
         starts.insert(at, start)
         stops.insert(at, stop)
+        if len(starts) > MAX_GAPS:
+            del starts[1], stops[0]
 
 
 class _Rooms:

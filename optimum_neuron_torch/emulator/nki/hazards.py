@@ -11,7 +11,8 @@ from typing import NamedTuple
 from .records import Footprint, Record
 
 
-CELLS = 16  # a memory is looked up by cells, so many each way
+# A memory is looked up by cells: as many each way as there are ways to cut it, up to this.
+CELLS = 64
 
 Key = tuple[str, int]
 # First row, one behind the last, first byte, one behind the last.
@@ -37,8 +38,10 @@ class _Access:
 class _Memory:
     """What was done to one allocation, or to all of the physical memory, since each byte was last overwritten."""
 
-    def __init__(self, rows: int, width: int) -> None:
-        self._row_step, self._byte_step = -(-rows // CELLS), -(-width // CELLS)
+    def __init__(self, boxes: set[Box]) -> None:
+        rows, columns = {box[:2] for box in boxes}, {box[2:] for box in boxes}
+        self._row_step = -(-max(stop for _, stop in rows) // min(CELLS, len(rows)))
+        self._byte_step = -(-max(stop for _, stop in columns) // min(CELLS, len(columns)))
         self._cells: dict[tuple[int, int], list[_Access]] = {}
 
     def _cells_of(self, box: Box) -> list[list[_Access]]:
@@ -79,7 +82,7 @@ class Hazards:
         pitches = _row_pitches(records)
         written = {_key(footprint) for record in records for footprint in record.written}
         written |= {_key(footprint) for record in records if _is_meeting(record) for footprint in record.read}
-        extents: dict[Key, list[int]] = {}
+        boxes: dict[Key, set[Box]] = {}
         self._accesses: list[tuple[list[tuple[Key, Box]], list[tuple[Key, Box]]]] = []
         for record in records:
             # What meets another core may bring in what that one has written.
@@ -91,11 +94,10 @@ class Hazards:
                 [(_key(f), box_of(f, pitches.get(_key(f), 1))) for f in footprints if _key(f) in written]
                 for footprints in (writes, reads)
             )
-            for key, (_, last, _, stop) in (*accesses[0], *accesses[1]):
-                extent = extents.setdefault(key, [1, 1])
-                extent[0], extent[1] = max(extent[0], last), max(extent[1], stop)
+            for key, box in (*accesses[0], *accesses[1]):
+                boxes.setdefault(key, set()).add(box)
             self._accesses.append(accesses)
-        self._memories = {key: _Memory(*extent) for key, extent in extents.items()}
+        self._memories = {key: _Memory(found) for key, found in boxes.items()}
 
     def of(self, index: int) -> Waits:
         waits = Waits(set(), set(), set())

@@ -2,6 +2,7 @@
 
 import io
 import os
+import textwrap
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ ESTIMATE_NOTE = "estimate from documented clocks; no hardware was asked"
 # An engine that works for less of the time than this does not set the pace: waiting for each other does.
 BOUND_SHARE = 0.7
 HOT_LINES = 8
+WIDTH = 140
+OPS_WIDTH = 70
 
 
 class Line(NamedTuple):
@@ -197,7 +200,7 @@ class PerformanceReport:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=110, no_color=True, highlight=False)
+        console = Console(file=io.StringIO(), width=WIDTH, no_color=True, highlight=False)
         console.print(self._heading(), markup=False)
         console.print(self._engine_table())
         for text in self._remarks():
@@ -215,7 +218,8 @@ class PerformanceReport:
             ops = Counter(record.op for record in self.records if record.engine == engine).most_common(3)
             busy = self.busy_us.get(engine)
             times = ("", "") if busy is None else (f"{busy:,.1f}", f"{busy / (self.estimated_us or 1):.0%}")
-            table.add_row(engine, f"{count:,}", *times, ", ".join(f"{op} {n:,}" for op, n in ops))
+            names = textwrap.shorten(", ".join(f"{op} {n:,}" for op, n in ops), OPS_WIDTH, placeholder=" ...")
+            table.add_row(engine, f"{count:,}", *times, names)
         return table
 
     def _remarks(self) -> list[str]:

@@ -12,7 +12,8 @@ VECTOR = 512 / 0.96  # a tensor_reduce of 512 elements
 VECTOR_RESULT = 100 / 0.96
 SCALAR = 512 / 1.2
 SCALAR_RESULT = 200 / 1.2
-LOAD = 128 * 2500 / 368  # 128 rows of 2 KiB: each takes as long as 2500 bytes
+DESCRIPTORS = 600
+LOAD = 128 * (2048 / 23 + 4.5) / 16  # 128 rows of 2 KiB over 16 engines
 
 
 def on_vector(written, *read, **more):
@@ -91,10 +92,25 @@ def test_transfers_take_their_time_to_start_and_share_the_engines():
     first, second = times(load(at(0)), load(at(1)))
     assert first == pytest.approx((1300, 1300 + LOAD))
     assert second == pytest.approx((1300 + LOAD, 1300 + 2 * LOAD))
-    # Eight partitions need one engine of 16: sixteen such transfers run at once.
+    # Eight partitions need one engine of 16. Each transfer waits for the descriptors of those before it.
     small = [load(tile(shape=(8, 512), byte=4096 * i), in_hbm((8, 512), owner=99)) for i in range(17)]
     stops = [stop for _, stop in times(*small)]
-    assert stops == pytest.approx([1300 + LOAD] * 16 + [1300 + 2 * LOAD])
+    assert stops == pytest.approx([1300 + DESCRIPTORS * i + LOAD for i in range(17)])
+    # Trn1 has them ready: sixteen run at once.
+    duration = 8 * (2048 / 17 + 4.5)
+    stops = [stop for _, stop in times(*small, chip=CHIPS[2])]
+    assert stops == pytest.approx([1300 + duration] * 16 + [1300 + 2 * duration])
+
+
+def test_dma_is_busy_with_data_or_with_descriptors():
+    tiny = schedule([[load(tile(shape=(128, 1), byte=64 * i), in_hbm((128, 1), owner=99)) for i in range(10)]], TRN2)
+    assert tiny.cores[0].busy["dma"] == pytest.approx(10 * DESCRIPTORS)
+    large = schedule([[load(at(i)) for i in range(10)]], TRN2)
+    assert large.cores[0].busy["dma"] == pytest.approx(10 * LOAD)
+    # What keeps one engine of 16 busy counts as a sixteenth.
+    rows = 16 * 1024
+    narrow = schedule([[load(tile(shape=(8, rows)), in_hbm((8, rows), owner=99))]], TRN2)
+    assert narrow.cores[0].busy["dma"] == pytest.approx(8 * (4 * rows / 23 + 4.5) / 16)
 
 
 def test_a_store_that_waits_holds_no_load_up():
@@ -124,7 +140,7 @@ def test_data_is_fetched_ahead_as_far_as_there_is_room():
         tensor = tile(shape=(128, size), owner=i + 1)
         made += [load(tensor, in_hbm((128, size), owner=99)), on_vector(at(0, shape=(128, 1)), tensor)]
     result = times(*made)
-    transfer, use = size * 128 * 4 / 368, size / 0.96
+    transfer, use = 128 * (4 * size / 23 + 4.5) / 16, size / 0.96
     assert result[2][0] == pytest.approx(1300 + transfer)
     first_used = 1300 + transfer + use + VECTOR_RESULT
     assert result[4][0] == pytest.approx(max(1300 + 2 * transfer, first_used + 1300))
