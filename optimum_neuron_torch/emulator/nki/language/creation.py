@@ -37,15 +37,31 @@ def ndarray(
 def full(
     shape: Sequence[int], fill_value: Any, dtype: Any, buffer: MemoryRegion = MemoryRegion.sbuf, name: str = ""
 ) -> NkiTensor:
-    """A tensor filled with a number."""
+    """A tensor filled with a number.
+
+    Raises:
+        NkiError: the number is none of the dtype's.
+    """
     tensor = ndarray(shape, dtype, buffer, name)
-    if not tensor.dtype.is_float and isinstance(fill_value, float) and fill_value.is_integer():
-        fill_value = int(fill_value)
+    fill_value = _value_of(tensor.dtype, fill_value)
     if tensor.is_on_chip:
         isa.memset(dst=tensor, value=fill_value)
     else:
         _fill("full")(tensor, fill_value)
     return tensor
+
+
+def _value_of(dtype: DType, value: Any) -> int | float:
+    if not isinstance(value, (int, float, np.number, np.bool_)):
+        raise NkiError(f"fill_value is a number known before the kernel runs, but is {value!r}", op="nl.full")
+    if dtype.is_float:
+        return float(value)
+    is_whole = bool(np.isfinite(value)) and value == int(value)
+    if not is_whole:
+        raise NkiError(f"fill_value={value!r} is no {dtype}: pass an integer", op="nl.full")
+    if dtype.min is not None and not dtype.min <= value <= dtype.max:
+        raise NkiError(f"fill_value={value!r}: {dtype} goes from {dtype.min} to {dtype.max}", op="nl.full")
+    return int(value)
 
 
 def zeros(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = MemoryRegion.sbuf, name: str = "") -> NkiTensor:

@@ -32,6 +32,8 @@ def apply(operator: Operator, operands: tuple[Any, ...], dtype: Any = None) -> N
     tiles = tensors(*operands)
     if not tiles:
         raise NkiError(f"at least one operand must be a tile, but got {', '.join(map(repr, operands))}", op=call)
+    for tile in tiles:
+        check_tile(call, tile)
     if operator.name in _ONLY_IN_INSTRUCTIONS:
         raise NkiError(f"{call} is only for op= of instructions; it is not called on tiles", op=call)
     shape = common_shape(call, *tiles)
@@ -52,6 +54,17 @@ _REDUCED_BEFORE = frozenset(("sin",))
 
 def new_tile(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion = MemoryRegion.sbuf) -> NkiTensor:
     return current().allocate(shape, dtype, buffer)
+
+
+def check_tile(call: str, tile: Any) -> None:
+    """
+    Raises:
+        NkiError: it is no tensor in SBUF or PSUM.
+    """
+    if not isinstance(tile, NkiTensor):
+        raise NkiError(f"takes a tile in SBUF or PSUM, but got {tile!r}", op=call)
+    if not tile.is_on_chip:
+        raise NkiError(f"takes tiles in SBUF or PSUM, not {tile.describe()}: nl.load brings it on chip", op=call)
 
 
 def common_shape(call: str, *tiles: NkiTensor) -> tuple[int, ...]:
@@ -162,8 +175,8 @@ def _issuer(name: str) -> Callable[..., NkiInstruction]:
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """A tile with the elements of `x` where `condition` is not zero, and of `y` elsewhere."""
     tiles = tensors(condition, x, y)
-    if not isinstance(condition, NkiTensor):
-        raise NkiError(f"the condition is a tile of 1.0 and 0.0, but got {condition!r}", op="nl.where")
+    for tile in (condition, *tiles):
+        check_tile("nl.where", tile)
     shape = common_shape("nl.where", *tiles)
     values_dtype = result_dtype(dtype, *(tensors(x, y) or (condition,)))
     dst = _filled(y, shape, values_dtype)
@@ -185,6 +198,7 @@ def _filled(source: Any, shape: tuple[int, ...], dtype: DType) -> NkiTensor:
 
 def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
     """A tile with the elements of `x`, each of them zero with probability `rate`; the others are not scaled."""
+    check_tile("nl.dropout", x)
     wanted = result_dtype(dtype, x)
     dst = new_tile(x.shape, x.dtype)
     isa.dropout(dst=dst, data=x, prob=rate)

@@ -13,7 +13,7 @@ from ..memory import MemoryRegion
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .creation import ndarray
-from .math import apply, new_tile, repeated
+from .math import apply, check_tile, new_tile, repeated
 from .promotion import result_dtype
 
 
@@ -47,8 +47,9 @@ def _in_hbm(call: str, tensor: Any) -> None:
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A new tile of PSUM with partitions and elements of a 2D tile swapped."""
-    if not isinstance(x, NkiTensor) or x.ndim != 2:
-        raise NkiError(f"takes a 2D tile, but got {x!r}", op="nl.transpose")
+    check_tile("nl.transpose", x)
+    if x.ndim != 2:
+        raise NkiError(f"takes a 2D tile, but got {x.describe()}", op="nl.transpose")
     swapped = new_tile((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
     isa.nc_transpose(dst=swapped, data=_in_sbuf(x))
     wanted = result_dtype(dtype, x)
@@ -64,6 +65,8 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
 
     Without `transpose_x` the Tensor Engine transposes `x` first, so that its partitions are what is summed over.
     """
+    for tile in (x, y):
+        check_tile("nl.matmul", tile)
     stationary = x if transpose_x else _in_sbuf(transpose(x))
     dst = ndarray((stationary.free_size, y.free_size), "float32", MemoryRegion.psum)
     isa.nc_matmul(dst=dst, stationary=stationary, moving=y)
@@ -81,6 +84,7 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
 
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
     """A tile of `shape` that repeats the dimensions of `x` of size 1; `x` itself if it has that shape already."""
+    check_tile("nl.broadcast_to", x)
     shape, wanted = tuple(shape), result_dtype(dtype, x)
     fits = x.ndim == len(shape) and [a in (1, b) for a, b in zip(x.shape, shape, strict=True)]
     if not fits or False in fits:
@@ -121,6 +125,8 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
         raise NkiError(
             f"axis={axis}: gathers from the flattened free dimensions, axis 0 only", op="nl.gather_flattened"
         )
+    for tile in (data, indices):
+        check_tile("nl.gather_flattened", tile)
     if indices.dtype == "int32":
         indices = indices.view(uint32)
     dst = new_tile(indices.shape, data.dtype)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from ..dtypes import DType, as_dtype, bfloat16, bool_, float32, int16, int32, tfloat32, uint8
 from ..errors import NkiError
 from ..tensor import NkiTensor
@@ -23,7 +25,7 @@ def result_dtype(dtype: Any, *operands: Any) -> DType:
     for operand in operands:
         if isinstance(operand, NkiTensor):
             result = operand.dtype if result is None else promote(result, operand.dtype)
-    if any(isinstance(operand, float) and not operand.is_integer() for operand in operands):
+    if any(isinstance(operand, (float, np.floating)) and operand % 1 for operand in operands):
         return result if result.is_float else float32
     return result
 

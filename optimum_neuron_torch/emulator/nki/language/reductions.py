@@ -12,7 +12,7 @@ from ..dtypes import DType, float32
 from ..errors import NkiError
 from ..operators import OPERATORS, Operator
 from ..tensor import NkiTensor
-from .math import apply, new_tile
+from .math import apply, check_tile, new_tile
 from .promotion import result_dtype
 
 
@@ -112,8 +112,7 @@ def _reduced(operator: Operator, call: str, x: NkiTensor, axis: Axes, dtype: DTy
 
 def _trailing(call: str, x: NkiTensor, axis: Axes) -> tuple[int, ...]:
     """The axes, which must be the last dimensions of the tile and leave out the partition."""
-    if not isinstance(x, NkiTensor):
-        raise NkiError(f"takes a tile, but got {x!r}", op=call)
+    check_tile(call, x)
     axes = tuple(sorted(a + x.ndim if a < 0 else a for a in ((axis,) if isinstance(axis, int) else axis)))
     if not axes or axes[0] < 1 or axes != tuple(range(x.ndim - len(axes), x.ndim)):
         raise NkiError(

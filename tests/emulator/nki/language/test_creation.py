@@ -144,6 +144,23 @@ def test_bad_tensors_say_what_to_do():
             made(make)
 
 
+@pytest.mark.parametrize("buffer", ["sbuf", "hbm"])
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (2.5, "int32", "pass an integer"),
+        (float("nan"), "int8", "pass an integer"),
+        (300, "uint8", "0 to 255"),
+        (-1, "uint32", "0 to 4294967295"),
+        ("1", "float32", "is a number"),
+        (None, "int32", "is a number"),
+    ],
+)
+def test_full_refuses_what_the_dtype_does_not_have(buffer, value, dtype, message):
+    with pytest.raises(NkiError, match=message):
+        made(lambda: nl.full((2, 2), value, getattr(nl, dtype), buffer=getattr(nl, buffer)))
+
+
 def test_ndarray_outside_a_kernel():
     with pytest.raises(NkiError, match="inside a kernel"):
         nl.ndarray((128, 4), nl.float32)

@@ -221,7 +221,9 @@ def test_a_number_takes_the_dtype_of_the_tile():
         for dtype in (nl.bfloat16, nl.int8, nl.float32):
             assert nl.add(nl.zeros((128, 4), dtype), 2).dtype == dtype
         assert nl.multiply(nl.zeros((128, 4), nl.bfloat16), 0.5).dtype == nl.bfloat16
-        assert nl.multiply(nl.zeros((128, 4), nl.int32), 0.5).dtype == nl.float32
+        for fraction in (0.5, np.float32(0.5)):
+            assert nl.multiply(nl.zeros((128, 4), nl.int32), fraction).dtype == nl.float32
+        assert nl.multiply(nl.zeros((128, 4), nl.int32), 2.0).dtype == nl.int32
 
     nki.simulate(kernel)()
 

@@ -156,6 +156,17 @@ def test_gather_flattened(dtype):
         (lambda tile, hbm: nl.broadcast_to(tile, (128, 2, 8)), "does not repeat"),
         (lambda tile, hbm: nl.matmul(tile, nl.zeros((64, 8), nl.float32), transpose_x=True), r"128.*64"),
         (lambda tile, hbm: nl.gather_flattened(tile, tile, axis=1), "axis 0 only"),
+        (lambda tile, hbm: nl.gather_flattened(hbm, tile), "nl.load"),
+        (lambda tile, hbm: nl.broadcast_to(hbm, (300, 8)), "nl.load"),
+        (lambda tile, hbm: nl.transpose(hbm), "nl.load"),
+        (lambda tile, hbm: nl.matmul(tile, hbm), "nl.load"),
+        (lambda tile, hbm: nl.add(tile, hbm), "nl.load"),
+        (lambda tile, hbm: nl.exp(hbm), "nl.load"),
+        (lambda tile, hbm: nl.softmax(hbm), "nl.load"),
+        (lambda tile, hbm: nl.where(hbm, 1.0, 0.0), "nl.load"),
+        (lambda tile, hbm: nl.where(True, tile, tile), "takes a tile"),
+        (lambda tile, hbm: nl.dropout(hbm, 0.5), "nl.load"),
+        (lambda tile, hbm: nl.sum(3.0, 1), "takes a tile"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
