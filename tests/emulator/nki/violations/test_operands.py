@@ -446,10 +446,10 @@ def test_command_that_is_a_string():
     nisa.activation(dst=source, op=nl.exp, data=source, reduce_cmd="reset")  # <- here
 
 
-@refused("dge_mode", "2", "nisa.dge_mode", op="dma_copy")
-def test_mode_that_is_a_number():
+@refused("dge_mode", "7", "nisa.dge_mode", op="dma_copy")
+def test_mode_that_is_a_number_of_none():
     source = sbuf(128, 64)
-    nisa.dma_copy(dst=hbm(128, 64), src=source, dge_mode=2)  # <- here
+    nisa.dma_copy(dst=hbm(128, 64), src=source, dge_mode=7)  # <- here
 
 
 @refused("oob_mode", "True", "nisa.oob_mode", op="dma_copy")
