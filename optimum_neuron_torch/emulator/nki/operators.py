@@ -79,7 +79,7 @@ class Operator:
         return f"nl.{self.name}"
 
     def __reduce__(self):
-        return as_operator, (self.name,)
+        return _named, (self.name,)
 
     def __copy__(self) -> "Operator":
         return self
@@ -101,17 +101,19 @@ class Operator:
         return apply(self, (x, y), dtype)
 
 
+def _named(name: str) -> Operator:
+    return OPERATORS[name]
+
+
 def as_operator(given) -> Operator:
-    """The operator that is meant by an operator or its name.
+    """`given`, which must be an operator.
 
     Raises:
-        ValueError: for anything else, NumPy's functions included, which kernels of NKI before 0.1 passed.
+        ValueError: it is something else: a name, or one of NumPy's functions, which kernels of NKI before 0.1 passed.
     """
     if isinstance(given, Operator):
         return given
-    if isinstance(given, str) and given in OPERATORS:
-        return OPERATORS[given]
-    name = getattr(given, "__name__", None)
+    name = given if isinstance(given, str) else getattr(given, "__name__", None)
     of_reduction = {"max": "maximum", "min": "minimum", "sum": "add", "prod": "multiply", "amax": "maximum"}
     name = of_reduction.get(name, name)
     hint = f": pass nl.{name}" if name in OPERATORS else f"; there are {', '.join(map(repr, OPERATORS.values()))}"

@@ -19,6 +19,7 @@ from ..isa.operands import on_chip, same_elements, tensors
 from ..memory import MemoryRegion
 from ..operators import OPERATORS, Operator
 from ..tensor import NkiTensor
+from .creation import full
 from .promotion import result_dtype
 
 
@@ -188,11 +189,10 @@ def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 def _filled(source: Any, shape: tuple[int, ...], dtype: DType) -> NkiTensor:
     """A new tile with the elements of a tile, or with a number."""
+    if not isinstance(source, NkiTensor):
+        return full(shape, source, dtype)
     tile = new_tile(shape, dtype)
-    if isinstance(source, NkiTensor):
-        isa.tensor_copy(dst=tile, src=repeated(source, shape))
-    else:
-        isa.memset(dst=tile, value=source)
+    isa.tensor_copy(dst=tile, src=repeated(source, shape))
     return tile
 
 
