@@ -124,7 +124,7 @@ class Core:
                 MemoryRegion.psum, chip.partitions, chip.psum_partition_bytes, run.is_tracing, chip.psum_min_align
             ),
         }
-        self.accumulators: dict[str, np.ndarray] = {}  # by engine, (128, 1) float32: they outlive an instruction
+        self.accumulators: dict[str, Any] = {}  # by engine, kept by isa/accumulators.py
         self.random_state: dict[str, Any] = {}
         self.records: list[Record] = []
         self.usages: list[Usage] = []

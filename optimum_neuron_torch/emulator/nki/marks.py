@@ -20,13 +20,14 @@ class View(NamedTuple):
 class Marks:
     """Marks on the bytes of one memory. `pitch` is the distance of its partitions, 0 where it has none."""
 
-    __slots__ = ("size", "pitch", "_array", "_noted", "_whole")
+    __slots__ = ("size", "pitch", "_array", "_noted", "_whole", "_is_partial")
 
     def __init__(self, size: int, pitch: int = 0) -> None:
         self.size, self.pitch = size, pitch
         self._array: np.ndarray | None = None
         self._noted: list[View] = []  # not in the array yet
         self._whole: set[View] = set()  # views known to be marked in all their bytes
+        self._is_partial = False  # whether parts of views were marked too
 
     def note(self, view: View) -> None:
         """Marks a view."""
@@ -34,11 +35,16 @@ class Marks:
             self._whole.add(view)
             self._noted.append(view)
 
+    def note_where(self, view: View, chosen: np.ndarray) -> None:
+        """Marks the elements of a view that `chosen`, of its shape, names."""
+        self.mask(view)[chosen] = True
+        self._is_partial = True
+
     def cover(self, view: View) -> bool:
         """Whether all bytes of a view are marked."""
         if view in self._whole:
             return True
-        if not self._whole:
+        if not self._whole and not self._is_partial:
             return False
         if not self.mask(view).all():
             return False
@@ -47,7 +53,7 @@ class Marks:
 
     def touch(self, view: View) -> bool:
         """Whether any byte of a view is marked."""
-        if not self._whole:
+        if not self._whole and not self._is_partial:
             return False
         if view in self._whole:
             return True
@@ -74,6 +80,7 @@ class Marks:
         """
         self._noted.clear()
         self._whole.clear()
+        self._is_partial = False
         if self._array is not None:
             rows = self._array.reshape(-1, self.pitch)
             for first, last, start, stop in boxes:

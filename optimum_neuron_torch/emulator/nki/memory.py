@@ -143,6 +143,11 @@ class Storage:
         if is_whole:
             self.is_complete = True
 
+    def note_write_where(self, view: View, chosen: np.ndarray) -> None:
+        """Of the elements of a view those that `chosen`, of its shape, says were written."""
+        if not self.is_complete:
+            self.data.written.note_where(view, chosen)
+
     def unwritten(self, view: View) -> np.ndarray | None:
         """None if all these elements were written. What was not is poisoned before anyone reads it."""
         return None if self.is_complete else self.data.poison_unwritten(view)

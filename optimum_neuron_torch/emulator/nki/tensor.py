@@ -270,6 +270,20 @@ class NkiTensor(NKIObject):
         if not storage.is_complete:
             storage.note_write(self.place, self.size)
 
+    def write_where(self, chosen: np.ndarray, values: np.ndarray) -> None:
+        """Stores `values`, of this shape or one element, where `chosen` is true; what else there is stays unread."""
+        if self.indirection is not None:
+            self.write(np.where(chosen, convert(values, self.dtype), self.read()))
+            return
+        np.copyto(self.array, convert(values, self.dtype), where=chosen)
+        storage = self.storage
+        if not storage.is_complete:
+            chosen = np.broadcast_to(chosen, self.shape)
+            if chosen.all():
+                self.note_write()
+            else:
+                storage.note_write_where(self.place, chosen)
+
     def note_write(self) -> None:
         """For instructions that store through `array` themselves."""
         self.storage.note_write(self.place, self.size)

@@ -1,8 +1,4 @@
-"""Element by element on the Vector, Scalar and GpSimd engines.
-
-Operands are cast to float32, computed in it and cast to dst's dtype; bitwise operators see integers' bits, and 32-bit
-integers are added and multiplied exactly. Source: the functions' pages in the Neuron documentation's API reference.
-"""
+"""Arithmetic and bitwise operators, element by element."""
 
 from typing import Any
 
@@ -11,56 +7,123 @@ import numpy as np
 from ..dtypes import convert_bits
 from ..errors import NkiError
 from ..instruction import Step, instruction
-from ..operators import Operator
+from ..memory import MemoryRegion
+from ..operators import OPERATORS, Operator
 from ..registers import is_register
 from ..tensor import NkiTensor
 from .constants import engine as engines
-from .constants import reduce_cmd as reduce_cmds
 from .operands import (
-    accumulate,
-    check_float32,
-    check_per_partition,
+    apply,
+    apply_number,
+    check_indirection,
+    check_stage,
     choose_engine,
-    integers_only,
-    not_both_in_psum,
+    element_operator,
+    float32_operand,
+    generation,
+    is_integer,
     on_chip,
-    operator,
-    per_partition,
+    operator_of,
     same_elements,
+    takes_operand,
     tensors,
 )
 
 
-INTEGERS_OF_32_BITS = ("int32", "uint32")
+_WORDS = frozenset(("int32", "uint32"))
+
+# What the Scalar Engine's tensor_scalar has: multiply and add, one after the other or alone. From NeuronCore-v4 on
+# also what activate2 documents.
+_SCALAR_ENGINE = {("multiply", "add"), ("multiply", None), ("add", None)}
+_SCALAR_ENGINE_V4 = _SCALAR_ENGINE | {
+    ("multiply", "subtract"),
+    ("multiply", "bypass"),
+    ("add", "bypass"),
+    ("subtract", "bypass"),
+    ("subtract", None),
+    ("bypass", "bypass"),
+    ("bypass", None),
+}
 
 
 @instruction
 def tensor_tensor(dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Any = engines.unknown) -> Step:
-    """`dst = data1 op data2`."""
+    """`dst = data1 op data2`.
+
+    In float32; 32-bit integers exactly, on GpSimd, where all operands are in SBUF and no other engine is named; bitvec
+    operators on the bits of integers.
+    """
     on_chip(dst, data1, data2)
     same_elements(dst, data1, data2)
     not_both_in_psum(data1, data2, "data1 and data2")
-    op = _binary(op, "op")
-    operands = (dst, data1, data2)
+    op = operator_of(op)
+    if op.arity != 2:
+        raise NkiError(f"op={op} has one operand, and tensor_tensor two: use nisa.tensor_scalar or nisa.activation")
     if op.is_bitwise:
-        integers_only(*operands)
-        name = choose_engine(engine, ("vector",), *operands)
-        return Step(name, (dst,), (data1, data2), lambda: _store_bits(dst, op.function(_bits(data1), _bits(data2))))
-    is_exact = all(tensor.dtype in INTEGERS_OF_32_BITS for tensor in operands)
-    allowed = ("gpsimd", "vector") if is_exact or op.name == "power" else ("vector", "gpsimd")
-    name = choose_engine(engine, allowed, *operands)
-    if is_exact and name == "gpsimd":
-        return Step(name, (dst,), (data1, data2), lambda: _store_bits(dst, _exactly(op, data1, data2)))
+        unit = choose_engine(engine, ("vector",), dst, data1, data2, why=" for bitvec operators")
+        for tensor, role in ((dst, "dst"), (data1, "data1"), (data2, "data2")):
+            is_integer(tensor, role)
+        compute = _bits_of_two(dst, data1, data2, op)
+    else:
+        unit, is_exact = _engine_of_two(engine, dst, data1, data2, op)
+        compute = _integers_of_two(dst, data1, data2, op) if is_exact else _floats_of_two(dst, data1, data2, op)
+    check_indirection(unit, dst, data1, data2)
+    return Step(unit, (dst,), (data1, data2), compute)
 
+
+def _engine_of_two(engine: Any, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Operator) -> tuple[str, bool]:
+    """Who executes an arithmetic operator, and whether in integers."""
+    operands = (dst, data1, data2)
+    are_words = all(tensor.dtype in _WORDS for tensor in operands)
+    if op.name == "power":
+        return choose_engine(engine, ("gpsimd",), *operands, why=", nl.power"), are_words
+    element_operator(op, "vector")
+    if are_words:
+        # What the documentation names the default; PSUM leaves it to the Vector Engine, which rounds to float32.
+        in_psum = any(tensor.buffer is MemoryRegion.psum for tensor in operands)
+        order = ("vector", "gpsimd") if in_psum else ("gpsimd", "vector")
+        unit = choose_engine(engine, order, *operands)
+        return unit, unit == "gpsimd"
+    return choose_engine(engine, ("vector", "gpsimd"), *operands), False
+
+
+def _floats_of_two(dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Operator) -> Any:
+    return lambda: dst.write(op.function(data1.read_float32(), data2.read_float32()))
+
+
+def _integers_of_two(dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Operator) -> Any:
     def compute() -> None:
-        dst.write(op.function(data1.read_float32(), data2.read_float32()))
+        first, second = _rows(data1), _rows(data2)
+        if first.dtype != second.dtype:
+            first, second = first.astype(np.int64), second.astype(np.int64)
+        write_integers(dst, op.function(first, second))
 
-    return Step(name, (dst,), (data1, data2), compute)
+    return compute
 
 
-def _exactly(op: Operator, data1: NkiTensor, data2: NkiTensor) -> np.ndarray:
-    """In 64 bits, of which the lower 32 are kept."""
-    return np.asarray(op.function(_bits(data1).astype(np.int64), _bits(data2).astype(np.int64))).astype(np.int64)
+def _bits_of_two(dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Operator) -> Any:
+    def compute() -> None:
+        first, second = _rows(data1), _rows(data2)
+        common = max(first.dtype, second.dtype, key=lambda dtype: dtype.itemsize)
+        values = op.function(first.astype(common, copy=False), second.astype(common, copy=False))
+        dst.write(convert_bits(values, dst.dtype))
+
+    return compute
+
+
+def _rows(tensor: NkiTensor) -> np.ndarray:
+    """The elements as they are stored: (partitions, elements per partition)."""
+    return tensor.read().reshape(tensor.shape[0], -1)
+
+
+def write_integers(dst: NkiTensor, values: np.ndarray) -> None:
+    """Integers keep their low bits, as a 32-bit unit does; what an operator gave in floats is cast."""
+    dst.write(convert_bits(values, dst.dtype) if values.dtype.kind in "iu" else values)
+
+
+def not_both_in_psum(first: Any, second: NkiTensor, names: str) -> None:
+    if isinstance(first, NkiTensor) and first.buffer is MemoryRegion.psum and second.buffer is MemoryRegion.psum:
+        raise NkiError(f"{names} cannot both be in PSUM: copy one to SBUF first, with nisa.tensor_copy")
 
 
 @instruction
@@ -68,79 +131,131 @@ def tensor_scalar(
     dst: NkiTensor,
     data: NkiTensor,
     op0: Any,
-    operand0: Any = None,
+    operand0: Any,
     reverse0: bool = False,
     op1: Any = None,
     operand1: Any = None,
     reverse1: bool = False,
     engine: Any = engines.unknown,
 ) -> Step:
-    """`dst = (data op0 operand0) op1 operand1`; operands are numbers or one number per partition."""
+    """`dst = (data op0 operand0) op1 operand1`, with operands that are numbers or one number per partition.
+
+    In float32; bitvec operators on the bits of integers. 32-bit integers with integer operands are added, subtracted
+    and multiplied exactly, as addresses are computed.
+    """
     on_chip(dst, data)
     same_elements(dst, data)
-    first = Stage(op0, operand0, reverse0, 0, data)
-    second = None if op1 is None else Stage(op1, operand1, reverse1, 1, data)
-    if op1 is None and operand1 is not None:
-        raise NkiError("operand1 without op1")
-    if second is not None and second.op.is_bitwise != first.op.is_bitwise:
-        raise NkiError(f"op0={first.op!r} and op1={second.op!r}: both are bitwise, or both arithmetic")
-    stages = [stage for stage in (first, second) if stage is not None]
-    reads = (data, *tensors(operand0, operand1))
-    if first.op.is_bitwise:
-        integers_only(dst, data)
-        name = choose_engine(engine, ("vector",), dst, *reads)
+    # Public kernels leave out the first operator by giving None.
+    first = OPERATORS["bypass"] if op0 is None else operator_of(op0, "op0")
+    second = None if op1 is None else operator_of(op1, "op1")
+    if second is None and operand1 is not None:
+        raise NkiError(f"operand1={operand1!r} without op1: leave both out, or name the operator")
+    stages = [(first, operand0, reverse0, "0")]
+    if second is not None:
+        stages.append((second, operand1, reverse1, "1"))
+    kinds = {op.is_bitwise for op, *_ in stages if op.name != "bypass"}
+    if len(kinds) == 2:
+        raise NkiError(f"op0={first} and op1={second} are of two kinds: use two bitvec or two arithmetic operators")
+    for op, operand, _, index in stages:
+        check_stage(op, operand, data.shape[0], index)
+    if True in kinds:
+        unit = choose_engine(engine, ("vector",), dst, data, why=" for bitvec operators")
+        compute = _bits(dst, data, stages)
+    else:
+        unit = _scalar_engine_of(engine, first, second, dst, data, *tensors(operand0, operand1))
+        compute = _integers(dst, data, stages) if _are_addresses(dst, data, stages) else _floats(dst, data, stages)
+    check_indirection(unit, dst, data, operand0, operand1)
+    return Step(unit, (dst,), (data, *tensors(operand0, operand1)), compute)
 
-        def compute_bits() -> None:
-            values = _bits(data)
-            for stage in stages:
-                values = stage.apply_to_bits(values)
-            _store_bits(dst, values)
 
-        return Step(name, (dst,), reads, compute_bits)
-    name = choose_engine(engine, ("vector", "scalar", "gpsimd"), dst, *reads)
+def _scalar_engine_of(engine: Any, first: Operator, second: Operator | None, *operands: NkiTensor) -> str:
+    """Who executes arithmetic operators: GpSimd alone has rsqrt, the Scalar Engine only multiplications and sums."""
+    names = [op.name for op in (first, second) if op is not None]
+    if "rsqrt" in names:
+        return choose_engine(engine, ("gpsimd",), *operands, why=", nl.rsqrt")
+    for op, role in ((first, "op0"), (second, "op1")):
+        if op is not None and op.name != "bypass":
+            element_operator(op, "vector", role)
+    if engine is engines.scalar:
+        pair = (first.name, None if second is None else second.name)
+        pairs = _SCALAR_ENGINE_V4 if generation() >= 4 else _SCALAR_ENGINE
+        if pair not in pairs:
+            raise NkiError(
+                f"the Scalar Engine does not execute op0={first} with op1={second}: it takes nl.multiply and nl.add, "
+                "or either of them alone; use the Vector Engine"
+            )
+    return choose_engine(engine, ("vector", "scalar"), *operands, why=f" with op0={first}")
+
+
+def _are_addresses(dst: NkiTensor, data: NkiTensor, stages: list[Any]) -> bool:
+    """Whether all is 32-bit integers."""
+    if dst.dtype not in _WORDS or data.dtype not in _WORDS:
+        return False
+    return all(
+        op.name in ("add", "subtract", "multiply") and _is_integral(operand) or op.name == "bypass"
+        for op, operand, *_ in stages
+    )
+
+
+def _is_integral(operand: Any) -> bool:
+    if isinstance(operand, NkiTensor):
+        return operand.dtype in _WORDS
+    return isinstance(operand, (int, np.integer)) or is_register(operand)
+
+
+def _floats(dst: NkiTensor, data: NkiTensor, stages: list[Any]) -> Any:
+    partitions = data.shape[0]
+    for op, operand, _, index in stages:
+        if takes_operand(op):
+            float32_operand(operand, partitions, f"operand{index}")
 
     def compute() -> None:
         values = data.read_float32()
-        for stage in stages:
-            values = stage.apply(values)
+        for op, operand, is_reversed, index in stages:
+            values = apply_number(op, values, operand, f"operand{index}", is_reversed)
         dst.write(values)
 
-    return Step(name, (dst,), reads, compute)
+    return compute
 
 
-class Stage:
-    """One operator with its operand, of the two that an instruction applies."""
+def _integers(dst: NkiTensor, data: NkiTensor, stages: list[Any]) -> Any:
+    def compute() -> None:
+        values = _rows(data).astype(np.int64)
+        for op, operand, is_reversed, _ in stages:
+            values = apply(op, values, _integer_operand(operand, np.dtype(np.int64)), is_reversed)
+        write_integers(dst, values)
 
-    def __init__(self, op: Any, operand: Any, is_reversed: bool, number: int, data: NkiTensor) -> None:
-        self.op, self.operand, self.is_reversed = operator(op, f"op{number}"), operand, is_reversed
-        self.partitions, self.role = data.shape[0], f"operand{number}"
-        if self.op.arity == 1:
-            if operand is not None and not isinstance(operand, NkiTensor) and operand != 0:
-                raise NkiError(f"{self.op!r} takes one operand: {self.role} must be None or 0, not {operand!r}")
-            return
-        if operand is None and self.op.name != "bypass":
-            raise NkiError(f"{self.op!r} needs {self.role}")
-        if operand is not None:
-            check_per_partition(operand, self.partitions, self.role)
-            if not self.op.is_bitwise:
-                check_float32(operand, self.role)
+    return compute
 
-    def apply(self, values: np.ndarray) -> np.ndarray:
-        if self.op.arity == 1 or self.op.name == "bypass":
-            return self.op.function(values)
-        operand = per_partition(self.operand, self.partitions, self.role)
-        return self.op.function(operand, values) if self.is_reversed else self.op.function(values, operand)
 
-    def apply_to_bits(self, values: np.ndarray) -> np.ndarray:
-        if self.op.arity == 1:
-            return self.op.function(values)
-        if isinstance(self.operand, NkiTensor):
-            operand = _bits(self.operand)
-        else:
-            number = self.operand.number() if is_register(self.operand) else int(self.operand)
-            operand = np.array(number).astype(values.dtype)
-        operand = operand.astype(values.dtype, copy=False)
-        return self.op.function(operand, values) if self.is_reversed else self.op.function(values, operand)
+def _bits(dst: NkiTensor, data: NkiTensor, stages: list[Any]) -> Any:
+    is_integer(dst, "dst")
+    is_integer(data, "data")
+    for op, operand, _, index in stages:
+        if isinstance(operand, NkiTensor):
+            is_integer(operand, f"operand{index}")
+        elif takes_operand(op) and not _is_integral(operand):
+            raise NkiError(f"operand{index} of the bitvec operator {op} must be an integer, but is {operand!r}")
+
+    def compute() -> None:
+        values = _rows(data)
+        if dst.dtype.itemsize > data.dtype.itemsize:
+            values = convert_bits(values, dst.dtype)
+        for op, operand, is_reversed, _ in stages:
+            values = apply(op, values, _integer_operand(operand, values.dtype), is_reversed)
+        dst.write(convert_bits(values, dst.dtype))
+
+    return compute
+
+
+def _integer_operand(operand: Any, storage: np.dtype) -> Any:
+    """The bits of a number, or of one number per partition, as integers of `storage`."""
+    if operand is None:
+        return None
+    if isinstance(operand, NkiTensor):
+        return _rows(operand).astype(storage)
+    number = operand.number() if is_register(operand) else int(operand)
+    return np.array(number % (1 << 64), np.uint64).astype(storage)
 
 
 @instruction
@@ -154,151 +269,28 @@ def scalar_tensor_tensor(
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> Step:
-    """`dst = (data op0 operand0) op1 operand1`, where operand1 is a tile."""
+    """`dst = (data op0 operand0) op1 operand1`: first with a number or one per partition, then with a tensor."""
     on_chip(dst, data, operand1)
     same_elements(dst, data, operand1)
     not_both_in_psum(data, operand1, "data and operand1")
-    first = Stage(op0, operand0, reverse0, 0, data)
-    op1 = _binary(op1, "op1")
-    _arithmetic(first.op, op1)
+    first, second = element_operator(op0, "vector", "op0"), element_operator(op1, "vector", "op1")
+    if second.arity != 2:
+        raise NkiError(f"op1={second} has one operand, and here are two: use nisa.tensor_scalar")
+    partitions = data.shape[0]
+    check_stage(first, operand0, partitions, "0")
+    check_indirection("vector", dst, None, dst, data, operand0, operand1)
 
     def compute() -> None:
-        values, other = first.apply(data.read_float32()), operand1.read_float32()
-        dst.write(op1.function(other, values) if reverse1 else op1.function(values, other))
+        values = apply_number(first, data.read_float32(), operand0, "operand0", reverse0)
+        dst.write(apply(second, values, operand1.read_float32(), reverse1))
 
     return Step("vector", (dst,), (data, operand1, *tensors(operand0)), compute)
 
 
 @instruction
-def tensor_scalar_reduce(
-    dst: NkiTensor,
-    data: NkiTensor,
-    op0: Any,
-    operand0: Any,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None = None,
-    reverse0: bool = False,
-    reduce_cmd: Any = reduce_cmds.reset_reduce,
-    reduce_init: Any = None,
-    reduce_res_negate: bool = False,
-) -> Step:
-    """`dst = data op0 operand0`, and its reduction along the free axes into the accumulators and `reduce_res`."""
-    on_chip(dst, data, *tensors(reduce_res))
-    same_elements(dst, data)
-    stage = Stage(op0, operand0, reverse0, 0, data)
-    reduce_op = operator(reduce_op, "reduce_op", reduces=True)
-    _arithmetic(stage.op, reduce_op)
-
-    def compute() -> None:
-        values = stage.apply(data.read_float32())
-        dst.write(values)
-        accumulate("vector", reduce_cmd, reduce_op, values, reduce_res, reduce_init, negates=reduce_res_negate)
-
-    return Step("vector", (dst, *tensors(reduce_res)), (data, *tensors(operand0, reduce_init)), compute)
-
-
-@instruction
-def tensor_scalar_cumulative(
-    dst: NkiTensor,
-    src: NkiTensor,
-    op0: Any,
-    op1: Any,
-    imm0: Any,
-    imm1: Any = None,
-    reduce_cmd: Any = reduce_cmds.reset_reduce,
-) -> Step:
-    """`dst[:, i] = op1(src[:, i] op0 imm0, dst[:, i - 1])`: a running reduction."""
-    on_chip(dst, src)
-    same_elements(dst, src)
-    stage = Stage(op0, imm0, False, 0, src)
-    op1 = operator(op1, "op1", reduces=True)
-    if op1.name not in ("add", "subtract", "multiply", "maximum", "minimum"):
-        raise NkiError(f"op1={op1!r}: the running operators are add, subtract, multiply, maximum and minimum")
-    for tensor in (dst, src):
-        if tensor.dtype in INTEGERS_OF_32_BITS:
-            raise NkiError(f"32-bit integers are not supported ({tensor.describe()})")
-    if reduce_cmd is reduce_cmds.load_reduce and imm1 is None:
-        raise NkiError("reduce_cmd.load_reduce starts from imm1, which is None")
-
-    def compute() -> None:
-        from ..core import current
-
-        values = stage.apply(src.read_float32())
-        kept = current().accumulators.setdefault("vector", np.zeros((128, 1), np.float32))
-        partitions = values.shape[0]
-        start = np.broadcast_to(np.float32(op1.identity), (partitions, 1))
-        if reduce_cmd is reduce_cmds.load_reduce:
-            start = np.broadcast_to(per_partition(imm1, partitions, "imm1"), (partitions, 1))
-        elif reduce_cmd is reduce_cmds.reduce:
-            start = kept[:partitions]
-        total = start[:, 0]
-        result = np.empty_like(values)
-        for column in range(values.shape[1]):
-            total = op1.function(values[:, column], total)
-            result[:, column] = total
-        kept[:partitions, 0] = total
-        dst.write(result)
-
-    return Step("vector", (dst,), (src, *tensors(imm0, imm1)), compute)
-
-
-@instruction
-def tensor_tensor_scan(
-    dst: NkiTensor,
-    data0: NkiTensor,
-    data1: NkiTensor,
-    initial: Any,
-    op0: Any,
-    op1: Any,
-    reverse0: bool = False,
-    reverse1: bool = False,
-) -> Step:
-    """`dst[:, i] = (data0[:, i] op0 dst[:, i - 1]) op1 data1[:, i]`, starting from `initial`."""
-    on_chip(dst, data0, data1)
-    same_elements(dst, data0, data1)
-    not_both_in_psum(data0, data1, "data0 and data1")
-    check_per_partition(initial, data0.shape[0], "initial")
-    op0, op1 = _binary(op0, "op0"), _binary(op1, "op1")
-    _arithmetic(op0, op1)
-
-    def compute() -> None:
-        left, right = data0.read_float32().T, data1.read_float32().T
-        start = per_partition(initial, data0.shape[0], "initial")
-        state = np.broadcast_to(start, (data0.shape[0], 1))[:, 0]
-        result = np.empty(left.shape, np.float32)
-        for column in range(len(left)):
-            state = op0.function(state, left[column]) if reverse0 else op0.function(left[column], state)
-            state = op1.function(right[column], state) if reverse1 else op1.function(state, right[column])
-            result[column] = state
-        dst.write(result.T)
-
-    return Step("vector", (dst,), (data0, data1, *tensors(initial)), compute)
-
-
-@instruction
 def reciprocal(dst: NkiTensor, data: NkiTensor) -> Step:
-    """`dst = 1 / data`."""
+    """`dst = 1 / data`, more exact than the Scalar Engine's."""
     on_chip(dst, data)
     same_elements(dst, data)
-    return Step("vector", (dst,), (data,), lambda: dst.write(1 / data.read_float32()))
-
-
-def _binary(op: Any, role: str) -> Operator:
-    found = operator(op, role)
-    if found.arity != 2:
-        raise NkiError(f"{role}={found!r} takes one operand, and two are given")
-    return found
-
-
-def _arithmetic(*ops: Operator) -> None:
-    for op in ops:
-        if op.is_bitwise:
-            raise NkiError(f"{op!r} is bitwise: this instruction takes arithmetic operators")
-
-
-def _bits(tensor: NkiTensor) -> np.ndarray:
-    return tensor.read().reshape(tensor.shape[0], -1)
-
-
-def _store_bits(dst: NkiTensor, values: np.ndarray) -> None:
-    dst.write(convert_bits(values, dst.dtype))
+    check_indirection("vector", dst, None, dst, data)
+    return Step("vector", (dst,), (data,), lambda: dst.write(np.float32(1) / data.read_float32()))

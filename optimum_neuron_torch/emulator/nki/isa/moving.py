@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import to_float32
+from ..dtypes import convert, to_float32
 from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..tensor import NkiTensor
 from .constants import engine as engines
-from .operands import choose_engine, needs_generation, on_chip, same_elements
+from .operands import check_indirection, choose_engine, constant, generation, is_gathered, on_chip, same_elements
 
 
 @instruction
@@ -17,32 +17,53 @@ def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Any = engines.unknown) -
     """`dst = src`; bit for bit where the dtypes agree, else through float32."""
     on_chip(dst, src)
     same_elements(dst, src)
-    if engine is engines.scalar:
-        needs_generation(3, "tensor_copy on the Scalar engine")
-    name = choose_engine(engine, ("vector", "scalar", "gpsimd"), dst, src)
+    # The Scalar Engine of NeuronCore-v2 copies with an activation.
+    allowed = ("vector", "gpsimd") if generation() == 2 else ("vector", "scalar", "gpsimd")
+    if is_gathered(dst) or is_gathered(src):
+        allowed = ("vector", "scalar")
+    why = "; nisa.activation with op=nl.copy does" if generation() == 2 else ""
+    unit = choose_engine(engine, allowed, dst, src, why=why)
+    check_indirection(unit, dst, src)
 
     def copy() -> None:
         values = src.read()
         dst.write(values if src.dtype == dst.dtype else to_float32(values, src.dtype))
 
-    return Step(name, (dst,), (src,), copy)
+    return Step(unit, (dst,), (src,), copy)
 
 
 @instruction
 def memset(dst: NkiTensor, value: Any, engine: Any = engines.unknown) -> Step:
-    """Fills `dst` with a constant."""
+    """Fills `dst` with a constant of its kind: integers for integers."""
     on_chip(dst)
-    name = choose_engine(engine, ("vector", "gpsimd"), dst)
-    if isinstance(value, NkiTensor) or not isinstance(value, (int, float, np.number, np.bool_)):
-        raise NkiError(f"value is a number known before the kernel runs, but is {value!r}")
-    if dst.dtype.is_packed and value != 0:
-        raise NkiError(f"{dst.dtype} can be filled with 0 alone, not with {value!r}")
+    constant(value, "value")
+    unit = choose_engine(engine, ("vector", "gpsimd"), dst)
+    check_indirection(unit, dst, None, dst)
+    filler = _element(dst, value)
 
     def fill() -> None:
-        if dst.dtype.is_packed:
-            dst.write(np.zeros(dst.shape, dst.dtype.storage))
+        if dst.is_indirect():
+            dst.write(np.full(dst.shape, filler))
         else:
-            kind = np.int64 if dst.dtype.is_integer and float(value).is_integer() else np.float32
-            dst.write(np.full(dst.shape, value, kind))
+            dst.array[...] = filler
+            dst.note_write()
 
-    return Step(name, (dst,), (), fill)
+    return Step(unit, (dst,), (), fill)
+
+
+def _element(dst: NkiTensor, value: Any) -> Any:
+    """The value as one element of `dst`."""
+    dtype = dst.dtype
+    if dtype.is_packed:
+        if value != 0:
+            raise NkiError(f"value={value!r}: packed elements ({dtype}) can only be set to 0")
+        return np.zeros((), dtype.storage)
+    if dtype.is_integer:
+        if not isinstance(value, (int, np.integer)):
+            raise NkiError(f"value={value!r} is no integer, and dst is {dst.describe()}: write 2, not 2.0")
+        if not dtype.min <= value <= dtype.max:
+            raise NkiError(f"value={value!r} does not fit into {dtype}, which goes from {dtype.min} to {dtype.max}")
+        return np.array(int(value), dtype.storage)
+    if dtype == "bool" and value not in (0, 1):
+        raise NkiError(f"value={value!r} is no boolean, and dst is {dst.describe()}")
+    return convert(np.float32(value), dtype)

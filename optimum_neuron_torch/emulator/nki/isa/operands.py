@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..core import current, warn_once
+from ..dtypes import DType
 from ..errors import NkiError
 from ..memory import MemoryRegion
-from ..operators import Operator, as_operator
+from ..operators import OPERATORS, Operator, as_operator
 from ..registers import is_register
 from ..tensor import NkiTensor
 from .constants import engine as engines
@@ -58,10 +59,6 @@ def same_elements(first: NkiTensor, *others: NkiTensor) -> None:
             )
 
 
-def is_vector_operand(value: Any) -> bool:
-    return isinstance(value, NkiTensor)
-
-
 def per_partition(value: Any, partitions: int, role: str) -> Any:
     """A number, or a tensor of one number per partition, as float32 that broadcasts over (partitions, elements)."""
     if isinstance(value, NkiTensor):
@@ -86,6 +83,11 @@ def tensors(*values: Any) -> tuple[NkiTensor, ...]:
     return tuple(value for value in values if isinstance(value, NkiTensor))
 
 
+def generation() -> int:
+    """Of the NeuronCore that the kernel runs on."""
+    return current().run.chip.generation
+
+
 def needs_generation(minimum: int, what: str) -> None:
     """
     Raises:
@@ -96,93 +98,177 @@ def needs_generation(minimum: int, what: str) -> None:
         raise NkiError(f"{what} needs NeuronCore-v{minimum} or later; the kernel runs on {chip.name}")
 
 
-def accumulate(
-    engine: str,
-    command: Any,
-    operator: Operator,
-    values: np.ndarray,
-    result: NkiTensor | None,
-    initial: Any = None,
-    *,
-    negates: bool = False,
-) -> None:
-    """What an instruction with `reduce_cmd` does with its engine's accumulators: one float32 per partition.
-
-    They outlive the instruction, so a reduction can go over several.
-    """
-    name = command.name
-    partitions = values.shape[0]
-    kept = current().accumulators.setdefault(engine, np.zeros((current().run.chip.partitions, 1), np.float32))
-    if name == "reset":
-        kept[:partitions] = operator.identity
-    elif name != "idle":
-        reduced = operator.reduce(values).reshape(partitions, 1)
-        if name == "reduce":
-            reduced = operator.function(kept[:partitions], reduced)
-        elif name == "load_reduce":
-            reduced = operator.function(per_partition(initial, partitions, "reduce_init"), reduced)
-        kept[:partitions] = reduced
-    if result is not None:
-        result.write(-kept[:partitions] if negates else kept[:partitions])
+# Engines
 
 
-def choose_engine(engine: Any, allowed: tuple[str, ...], *operands: Any) -> str:
-    """The name of the engine that runs it: the one asked for, or the first of `allowed` that can reach the operands.
+def choose_engine(given: Any, allowed: tuple[str, ...], *operands: NkiTensor, why: str = "") -> str:
+    """The engine that executes: the one asked for, else the first of `allowed` that reaches the operands.
 
     Raises:
-        NkiError: the engine that was asked for does not run this, or cannot reach PSUM.
+        NkiError: the one asked for does not execute this, or does not reach PSUM, as GpSimd does not.
     """
-    touches_psum = any(isinstance(x, NkiTensor) and x.buffer is MemoryRegion.psum for x in operands)
-    name = getattr(engine, "name", None)
-    if not isinstance(engine, engines):
-        raise NkiError(f"engine is a member of nisa.engine, but is {engine!r}")
-    if name == "unknown":
-        return next((one for one in allowed if one != "gpsimd" or not touches_psum), allowed[0])
-    if name not in allowed:
-        raise NkiError(f"engine={name}: this runs on {' or '.join(allowed)}")
-    if name == "gpsimd" and touches_psum:
-        raise NkiError("engine=gpsimd: the GpSimd engine cannot access PSUM; use vector or scalar")
+    if not isinstance(given, engines):
+        raise NkiError(f"engine is one of nisa.engine.{', nisa.engine.'.join((*allowed, 'unknown'))}, not {given!r}")
+    in_psum = next((tensor for tensor in operands if tensor.buffer is MemoryRegion.psum), None)
+    if given is engines.unknown:
+        name = next((name for name in allowed if name != "gpsimd" or in_psum is None), "gpsimd")
+    else:
+        name = given.name
+        if name not in allowed:
+            raise NkiError(f"the {name} engine does not execute this{why}: use {' or '.join(allowed)}, or none")
+    if name == "gpsimd" and in_psum is not None:
+        raise NkiError(
+            f"GpSimd cannot access PSUM ({in_psum.describe()}): copy it to SBUF with nisa.tensor_copy"
+            + (", or leave out engine=" if len(allowed) > 1 else "")
+        )
     return name
 
 
-def not_both_in_psum(first: NkiTensor, second: NkiTensor, names: str) -> None:
-    if first.buffer is MemoryRegion.psum and second.buffer is MemoryRegion.psum:
-        raise NkiError(f"{names} cannot both be in PSUM: copy one to SBUF first, with nisa.tensor_copy")
+# Operators
 
 
-def operator(op: Any, role: str, *, reduces: bool = False, activates: bool = False) -> Operator:
-    """`op` as one of `nki.language`'s operators.
-
-    Args:
-        reduces: whether it is to reduce.
-        activates: whether it is to be an activation function; anything else is arithmetic or bitwise.
-
-    Raises:
-        NkiError: it is none of that kind, or newer than the chip.
+def operator_of(given: Any, role: str = "op") -> Operator:
     """
+    Raises:
+        NkiError: it is no operator of nki.language.
+    """
+    if type(given) is Operator:
+        return given
+    if isinstance(given, str):
+        raise NkiError(f"{role}={given!r}: operators are objects of nki.language, e.g. nl.add, and no names")
+    if getattr(given, "__module__", "").endswith("nki.language.reductions") and given.__name__ in ("max", "min"):
+        return OPERATORS[f"{given.__name__}imum"]  # the documentation says nl.max and nl.min too
     try:
-        found = as_operator(op)
+        return as_operator(given)
     except ValueError as error:
         raise NkiError(f"{role}: {error}") from None
-    if reduces and found.reduce is None:
-        raise NkiError(f"{role}={found!r} is no reduction")
-    if not activates:
-        if not found.engines:
-            way = "nisa.activation computes it" if found.is_activation else f"call {found!r} on tiles"
-            raise NkiError(f"{role}={found!r} is no arithmetic or bitwise operator: {way}")
-        needs_generation(found.first_generation, f"{role}={found!r}")
-    return found
 
 
-def integers_only(*tensors: NkiTensor) -> None:
-    for tensor in tensors:
-        if not tensor.dtype.is_integer:
-            raise NkiError(f"bitwise operators take integer tensors, not {tensor.describe()}")
+def element_operator(given: Any, engine: str, role: str = "op", *, is_bitwise: bool = False) -> Operator:
+    """An operator that `engine` applies to every element; bitvec operators only where `is_bitwise`."""
+    op = operator_of(given, role)
+    if op.is_bitwise and not is_bitwise:
+        raise NkiError(
+            f"{role}={op}: bitvec operators are not supported here; use nisa.tensor_scalar or tensor_tensor"
+        )
+    if engine not in op.engines:
+        where = " or ".join(sorted(op.engines)) or "no engine, as an arithmetic operator"
+        way = "; nisa.activation takes it" if op.is_activation else ""
+        raise NkiError(f"{role}={op}: the {engine} engine does not have it, but {where}{way}")
+    if op.first_generation > 2:
+        needs_generation(op.first_generation, f"{role}={op}")
+    return op
 
 
-def check_float32(value: Any, role: str) -> None:
+def reduction_operator(given: Any, role: str, *allowed: str) -> Operator:
+    """An operator that reduces, one of `allowed` if there are any."""
+    op = operator_of(given, role)
+    if op.reduce is None or allowed and op.name not in allowed:
+        names = allowed or [name for name, each in OPERATORS.items() if each.reduce is not None]
+        raise NkiError(f"{role}={op} is no reduction of this instruction: it takes nl.{', nl.'.join(names)}")
+    if op.first_generation > 2:
+        needs_generation(op.first_generation, f"{role}={op}")
+    return op
+
+
+def apply(op: Operator, data: np.ndarray, operand: Any, is_reversed: bool = False) -> np.ndarray:
+    """`data op operand`, or the other way round; unary operators take no operand."""
+    if op.arity == 1:
+        return op.function(data)
+    if op.name == "bypass":
+        return data
+    return op.function(operand, data) if is_reversed else op.function(data, operand)
+
+
+def takes_operand(op: Operator) -> bool:
+    """Whether it has a second operand that it uses."""
+    return op.arity == 2 and op.name != "bypass"
+
+
+def check_stage(op: Operator, operand: Any, partitions: int, index: str) -> None:
+    """The operand of `op{index}`: a number or one per partition; for unary operators nothing or 0."""
+    if takes_operand(op):
+        if operand is None:
+            raise NkiError(f"op{index}={op} needs operand{index}: a number, or a tensor of one number per partition")
+        check_per_partition(operand, partitions, f"operand{index}")
+    elif op.arity == 1 and operand is not None and (isinstance(operand, NkiTensor) or operand != 0):
+        raise NkiError(f"op{index}={op} has one operand: operand{index} must be None or 0, but is {operand!r}")
+
+
+def apply_number(op: Operator, data: np.ndarray, operand: Any, role: str, is_reversed: bool = False) -> np.ndarray:
+    """`data op operand` where the operand is a number or one per partition."""
+    number = per_partition(operand, data.shape[0], role) if takes_operand(op) else None
+    return apply(op, data, number, is_reversed)
+
+
+# Dtypes
+
+
+def has_dtype(tensor: NkiTensor, role: str, *allowed: DType | str) -> None:
+    if tensor.dtype not in allowed:
+        raise NkiError(f"{role} has dtype {' or '.join(allowed)}, but is {tensor.describe()}")
+
+
+def is_integer(tensor: NkiTensor, role: str) -> None:
+    if not tensor.dtype.is_integer:
+        raise NkiError(f"{role}: bitvec operators take integers, but it is {tensor.describe()}; view it as an integer")
+
+
+def float32_operand(value: Any, partitions: int, role: str) -> None:
+    """A number, or a float32 tensor of one number per partition."""
+    check_per_partition(value, partitions, role)
     if isinstance(value, NkiTensor) and value.dtype != "float32":
-        raise NkiError(f"{role} must be float32, but is {value.describe()}")
+        raise NkiError(f"{role} must be float32, but is {value.describe()}: copy it with nisa.tensor_copy first")
+
+
+def constant(value: Any, role: str, *, is_integer: bool = False) -> Any:
+    """A number that is known when the kernel is compiled."""
+    kinds = (int, np.integer) if is_integer else (int, float, np.number)
+    if not isinstance(value, kinds):
+        raise NkiError(f"{role} is {'an integer' if is_integer else 'a number'} that is a constant, not {value!r}")
+    return value
+
+
+# Tensor indirection
+
+
+def check_indirection(engine: str, dst: NkiTensor, source: Any, *others: Any) -> None:
+    """`dst` and `source` may be views made by `.indirect()`, from NeuronCore-v4 on; `others` may not.
+
+    Where tensors have addresses, the partitions of indices, sources and destinations have to fit.
+    """
+    if not any(is_gathered(tensor) for tensor in (dst, source, *others)):
+        return
+    for tensor in others:
+        if is_gathered(tensor):
+            raise NkiError(f"this operand takes no .indirect() view: {tensor.describe()}")
+    needs_generation(4, ".indirect() in a compute instruction")
+    for tensor in (dst, source):
+        if is_gathered(tensor) and tensor.indirection.index.start_partition % 32:
+            raise NkiError(
+                f"the index of .indirect() starts at partition {tensor.indirection.index.start_partition}: it starts "
+                f"at a multiple of 32 ({tensor.describe()})"
+            )
+    source_start = source.start_partition if isinstance(source, NkiTensor) else 0
+    if is_gathered(source) and source_start != source.indirection.index.start_partition:
+        raise NkiError(f"{source.describe()} starts at partition {source_start}, its index at another: use the same")
+    if is_gathered(dst):
+        if engine == "scalar" and dst.buffer is MemoryRegion.psum:
+            raise NkiError(f"the Scalar Engine does not scatter into PSUM ({dst.describe()})")
+        wanted = None
+        if isinstance(source, NkiTensor) and source.buffer is MemoryRegion.sbuf:
+            wanted = source_start
+        elif is_gathered(source):
+            wanted = source.indirection.index.start_partition
+        if wanted is not None and dst.indirection.index.start_partition != wanted:
+            raise NkiError(
+                f"the index of dst starts at partition {dst.indirection.index.start_partition}, the source at "
+                f"{wanted}: use the same"
+            )
+
+
+def is_gathered(value: Any) -> bool:
+    return isinstance(value, NkiTensor) and value.indirection is not None and value.indirection.kind == "free"
 
 
 def member(value: Any, kind: type[enum.Enum]) -> Any:

@@ -1,150 +1,204 @@
-"""Largest values and where they are."""
+"""Finding the largest elements and where elements are."""
+
+from typing import Any
 
 import numpy as np
 
-from ..dtypes import convert
 from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
-from .operands import in_buffer, needs_generation, on_chip, same_elements, tensors
+from .operands import check_indirection, constant, has_dtype, in_buffer, needs_generation, on_chip, same_elements
 
 
-EIGHT = 8
-LONGEST = 16384  # elements per partition: API reference, nki.isa.max8
-
-
-def _check_searched(data: NkiTensor) -> None:
-    if not EIGHT <= data.free_size <= LONGEST:
-        raise NkiError(f"{EIGHT} to {LONGEST} elements per partition can be searched, not {data.describe()}")
-
-
-def _check_eight(tensor: NkiTensor, role: str, partitions: int) -> None:
-    if tensor.free_size != EIGHT or tensor.shape[0] != partitions:
-        raise NkiError(f"{role} has {partitions} partitions of {EIGHT} elements, but is {tensor.describe()}")
+_SEARCHED = (8, 16384)
+_FOUND = 8
 
 
 @instruction
 def max8(dst: NkiTensor, src: NkiTensor) -> Step:
-    """The 8 largest values of each partition, in descending order."""
+    """The 8 largest elements of each partition, the largest first."""
     on_chip(dst, src)
-    _check_searched(src)
-    _check_eight(dst, "dst", src.shape[0])
+    _check_searched(src, "src")
+    if dst.ndim != 2 or dst.shape[0] != src.shape[0] or dst.free_size != _FOUND:
+        raise NkiError(f"dst has shape [{src.shape[0]}, 8], but is {dst.describe()}")
+    check_indirection("vector", dst, None, dst, src)
 
-    def search() -> None:
+    def find() -> None:
         values = src.read_float32()
-        largest = np.partition(values, values.shape[1] - EIGHT, axis=1)[:, -EIGHT:]
-        dst.write(np.ascontiguousarray(np.sort(largest, axis=1)[:, ::-1]))
+        if values.shape[1] > _FOUND:
+            values = np.partition(values, values.shape[1] - _FOUND, axis=1)[:, -_FOUND:]
+        dst.write(np.sort(values, axis=1)[:, ::-1])
 
-    return Step("vector", (dst,), (src,), search)
+    return Step("vector", (dst,), (src,), find)
+
+
+def _check_searched(data: NkiTensor, role: str) -> None:
+    low, high = _SEARCHED
+    if not low <= data.free_size <= high:
+        raise NkiError(
+            f"{role} has {data.free_size} elements per partition: {low} to {high} can be searched ({data.describe()})"
+        )
+    if data.ndim > 3:
+        raise NkiError(f"{role} has up to 3 dimensions, but is {data.describe()}: flatten_dims joins some")
+
+
+def _check_values(vals: NkiTensor, data: NkiTensor) -> None:
+    if vals.shape[0] != data.shape[0] or vals.free_size != _FOUND or vals.ndim > 3:
+        raise NkiError(f"vals has shape [{data.shape[0]}, 8], but is {vals.describe()}")
+
+
+def _check_indices(indices: NkiTensor, data: NkiTensor, role: str) -> None:
+    has_dtype(indices, role, "uint16", "uint32")
+    if indices.ndim != 2 or indices.shape[0] != data.shape[0] or indices.free_size != _FOUND:
+        raise NkiError(f"{role} has shape [{data.shape[0]}, 8], but is {indices.describe()}")
 
 
 @instruction
 def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> Step:
-    """Where each of 8 values first occurs in each partition; all ones where it does not.
+    """Where in `data` each of 8 values is; the second of two equal values is its second occurrence, and so on.
 
-    A value that is given several times is found at its successive positions.
+    What is not found has all bits set.
     """
     on_chip(dst, data, vals)
-    _check_searched(data)
-    _check_eight(vals, "vals", data.shape[0])
-    _check_eight(dst, "dst", data.shape[0])
-    if dst.dtype not in ("uint16", "uint32"):
-        raise NkiError(f"dst is uint16 or uint32, but is {dst.describe()}")
+    _check_searched(data, "data")
+    _check_values(vals, data)
+    _check_indices(dst, data, "dst")
+    check_indirection("vector", dst, None, dst, data, vals)
 
-    def search() -> None:
-        found = _match(data.read_float32(), vals.read_float32(), range(EIGHT))
-        dst.write(np.where(found < 0, dst.dtype.max, found))
+    def find() -> None:
+        dst.write(_matches(data.read_float32(), vals.read_float32(), range(_FOUND), dst.dtype.storage)[0])
 
-    return Step("vector", (dst,), (data, vals), search)
+    return Step("vector", (dst,), (data, vals), find)
 
 
-def _match(data: np.ndarray, vals: np.ndarray, order: range) -> np.ndarray:
-    """For each of `vals`, taken in `order`, its first position in `data` that no earlier one took; -1 for none."""
-    found = np.full(vals.shape, -1, np.int64)
-    is_free = np.ones(data.shape, bool)
+def _matches(data: np.ndarray, wanted: np.ndarray, order: range, storage: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """For each of the values, in this order, the first element equal to it that none before it took.
+
+    Returns the indices, all bits set for what was not found, and which elements were taken.
+    """
+    indices = np.full(wanted.shape, -1, np.int64).astype(storage)
+    is_taken = np.zeros(data.shape, bool)
     rows = np.arange(len(data))
     for column in order:
-        matches = (data == vals[:, column, None]) & is_free
-        position = matches.argmax(1)
-        is_found = matches[rows, position]
-        found[:, column] = np.where(is_found, position, -1)
-        is_free[rows[is_found], position[is_found]] = False
-    return found
+        is_match = data == wanted[:, column : column + 1]
+        is_match &= ~is_taken
+        first = is_match.argmax(axis=1)
+        is_found = is_match[rows, first]
+        indices[is_found, column] = first[is_found]
+        is_taken[rows[is_found], first[is_found]] = True
+    return indices, is_taken
 
 
 @instruction
 def nc_match_replace8(
-    dst: NkiTensor, data: NkiTensor, vals: NkiTensor, imm: float, dst_idx: NkiTensor | None = None
+    dst: NkiTensor, data: NkiTensor, vals: NkiTensor, imm: Any, dst_idx: NkiTensor | None = None
 ) -> Step:
-    """`data` with the first occurrence of each of 8 values replaced by `imm`; `dst_idx` gets their positions."""
-    on_chip(dst, data, vals, *tensors(dst_idx))
-    _check_searched(data)
+    """`data` with `imm` in place of the first occurrence of each of 8 values, and where those were.
+
+    The values are gone through from the last to the first, so the last of equal values gets the first occurrence.
+    """
+    on_chip(dst, data, vals)
     same_elements(dst, data)
-    _check_eight(vals, "vals", data.shape[0])
+    _check_searched(data, "data")
+    _check_values(vals, data)
+    constant(imm, "imm")
     if dst_idx is not None:
-        _check_eight(dst_idx, "dst_idx", data.shape[0])
-        if dst_idx.dtype not in ("uint16", "uint32"):
-            raise NkiError(f"dst_idx is uint16 or uint32, but is {dst_idx.describe()}")
+        on_chip(dst_idx)
+        _check_indices(dst_idx, data, "dst_idx")
+    check_indirection("vector", dst, None, dst, data, vals, dst_idx)
+    storage = np.dtype(np.uint32) if dst_idx is None else dst_idx.dtype.storage
 
     def replace() -> None:
-        values = data.read_float32().copy()
-        found = _match(values, vals.read_float32(), range(EIGHT - 1, -1, -1))
-        rows, columns = np.nonzero(found >= 0)
-        values[rows, found[rows, columns]] = np.float32(imm)
-        dst.write(values)
+        values = data.read_float32()
+        indices, is_taken = _matches(values, vals.read_float32(), range(_FOUND - 1, -1, -1), storage)
+        dst.write(np.where(is_taken, np.float32(imm), values))
         if dst_idx is not None:
-            dst_idx.write(np.where(found < 0, dst_idx.dtype.max, found))
+            dst_idx.write(indices)
 
-    return Step("vector", (dst, *tensors(dst_idx)), (data, vals), replace)
+    written = (dst,) if dst_idx is None else (dst, dst_idx)
+    return Step("vector", written, (data, vals), replace)
+
+
+_GPSIMD_LANES = 16  # partitions of one of GpSimd's eight cores
 
 
 @instruction
-def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1) -> Step:
-    """Positions of what is not zero, padded, and their number last; in every 16th partition."""
+def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: Any = 0, padding_val: Any = -1) -> Step:
+    """The positions of the elements that are not zero, padding, and their number, on every 16th partition."""
     needs_generation(3, "nonzero_with_count")
     on_chip(dst, src)
-    in_buffer(src, MemoryRegion.sbuf, role="src")
-    in_buffer(dst, MemoryRegion.sbuf, role="dst")
-    if src.dtype not in ("float32", "int32") or dst.dtype != "int32":
-        raise NkiError(f"src is float32 or int32 and dst int32, but they are {src.dtype} and {dst.dtype}")
+    for tensor, role in ((dst, "dst"), (src, "src")):
+        in_buffer(tensor, MemoryRegion.sbuf, role=f"{role} (GpSimd cannot access PSUM)")
+    has_dtype(src, "src", "float32", "int32")
+    has_dtype(dst, "dst", "int32")
     if dst.shape[0] != src.shape[0] or dst.free_size != src.free_size + 1:
         raise NkiError(
-            f"dst has one element per partition more than src, but they are {dst.describe()}, {src.describe()}"
+            f"dst has as many partitions as src and one element more in each, for the number: {src.describe()} needs "
+            f"[{src.shape[0]}, {src.free_size + 1}], but dst is {dst.describe()}"
         )
+    for value, role in ((index_offset, "index_offset"), (padding_val, "padding_val")):
+        constant(value, role, is_integer=True)
+    check_indirection("gpsimd", dst, None, dst, src)
+    first = -src.start_partition % _GPSIMD_LANES
 
-    def search() -> None:
-        for row in range(0, src.shape[0], 16):
-            positions = np.flatnonzero(src[row : row + 1].read().reshape(-1))
-            result = np.full(src.free_size + 1, padding_val, np.int32)
-            result[: len(positions)] = positions + index_offset
-            result[-1] = len(positions)
-            dst[row : row + 1].write(result)
+    def find() -> None:
+        for partition in range(first, src.shape[0], _GPSIMD_LANES):
+            found = np.flatnonzero(src[partition].read()) + index_offset
+            row = np.full(dst.free_size, padding_val, np.int32)
+            row[: found.size] = found
+            row[-1] = found.size
+            dst[partition].write(row)
 
-    return Step("gpsimd", (dst,), (src,), search)
+    return Step("gpsimd", (dst,), (src,), find)
 
 
 @instruction
-def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int) -> Step:
-    """The largest values, ascending, and where they are among the `n` elements that 16 partitions hold as a snake."""
+def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: Any, sorted: bool = False) -> Step:
+    """The k largest of the `n` elements that each 16 partitions hold, and where they are among those.
+
+    Element i of a group of 16 partitions lies in partition i % 16, column i // 16; result j likewise, in the first
+    columns of `val_dst` and `idx_dst`, whose free size is k. Columns beyond stay as they are. The smallest of the k
+    comes first; without `sorted` nothing should rely on that.
+    """
     on_chip(val_dst, idx_dst, src)
-    for tensor, role in ((val_dst, "val_dst"), (idx_dst, "idx_dst"), (src, "src")):
-        in_buffer(tensor, MemoryRegion.sbuf, role=role)
-    if val_dst.dtype != "bfloat16" or src.dtype != "bfloat16" or idx_dst.dtype != "uint32":
-        raise NkiError("src and val_dst are bfloat16, and idx_dst is uint32")
+    for tensor, role, dtype in (
+        (val_dst, "val_dst", "bfloat16"),
+        (idx_dst, "idx_dst", "uint32"),
+        (src, "src", "bfloat16"),
+    ):
+        in_buffer(tensor, MemoryRegion.sbuf, role=f"{role} (GpSimd cannot access PSUM)")
+        has_dtype(tensor, role, dtype)
     partitions, k = src.shape[0], val_dst.free_size
-    if partitions % 16:
-        raise NkiError(f"the partitions are a multiple of 16, not {partitions}")
-    if not 8 <= n < 65536 or not 1 <= k < 32768 or k > n or src.free_size < -(-n // 16):
-        raise NkiError(f"n={n} and k={k}: 8 <= n < 65536, 1 <= k < 32768, k <= n, and src holds n in 16 partitions")
+    if partitions % _GPSIMD_LANES:
+        raise NkiError(f"src has {partitions} partitions, no multiple of {_GPSIMD_LANES} ({src.describe()})")
+    if val_dst.shape[0] != partitions:
+        raise NkiError(f"val_dst and src have as many partitions, but {val_dst.shape[0]} and {partitions}")
     same_elements(val_dst, idx_dst)
+    n = int(constant(n, "n", is_integer=True))
+    if not 8 <= n < 1 << 16:
+        raise NkiError(f"n={n}: 8 to {(1 << 16) - 1} elements can be searched")
+    if not 1 <= k < 1 << 15 or k > n:
+        raise NkiError(f"val_dst asks for k={k} elements: 1 to {(1 << 15) - 1}, and no more than n={n}, can be found")
+    if src.free_size < -(-n // _GPSIMD_LANES):
+        raise NkiError(f"n={n} elements take {-(-n // _GPSIMD_LANES)} columns, and src has {src.free_size}")
+    check_indirection("gpsimd", val_dst, None, val_dst, idx_dst, src)
+    groups, columns = partitions // _GPSIMD_LANES, -(-k // _GPSIMD_LANES)
 
-    def search() -> None:
-        values = src.read_float32().reshape(partitions // 16, 16, -1)
-        snakes = values.transpose(0, 2, 1).reshape(partitions // 16, -1)[:, :n]
+    def find() -> None:
+        snakes = src.read_float32().reshape(groups, _GPSIMD_LANES, -1).transpose(0, 2, 1).reshape(groups, -1)[:, :n]
+        # Of equal elements the first ones are found.
         order = np.argsort(-snakes, axis=1, kind="stable")[:, :k][:, ::-1]
-        largest = np.take_along_axis(snakes, order, axis=1)
-        val_dst.write(convert(np.repeat(largest, 16, axis=0), val_dst.dtype))
-        idx_dst.write(np.repeat(order, 16, axis=0))
+        is_result = _as_snake(np.ones((groups, k), bool), columns, fill=False)
+        for dst, results in ((val_dst, np.take_along_axis(snakes, order, axis=1)), (idx_dst, order)):
+            flat = dst.reshape((partitions, k))[:, :columns]
+            flat.write_where(is_result, _as_snake(results, columns, fill=0))
 
-    return Step("gpsimd", (val_dst, idx_dst), (src,), search)
+    return Step("gpsimd", (val_dst, idx_dst), (src,), find)
+
+
+def _as_snake(results: np.ndarray, columns: int, fill: Any) -> np.ndarray:
+    """(groups, k) as the partitions hold it: (16 * groups, columns)."""
+    padded = np.full((len(results), columns * _GPSIMD_LANES), fill, results.dtype)
+    padded[:, : results.shape[1]] = results
+    return padded.reshape(len(results), columns, _GPSIMD_LANES).transpose(0, 2, 1).reshape(-1, columns)

@@ -1,4 +1,4 @@
-"""Mean and variance per partition, in two steps."""
+"""Mean and variance along the free dimension, by parts of up to 512 elements."""
 
 import numpy as np
 
@@ -6,48 +6,61 @@ from ..core import current
 from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..tensor import NkiTensor
-from .operands import on_chip
+from .operands import check_indirection, on_chip
 
 
 @instruction
 def bn_stats(dst: NkiTensor, data: NkiTensor) -> Step:
-    """Count, mean and variance * count of the even elements of each partition, then of the odd ones."""
+    """Number, mean, and variance times number, of the even and then of the odd elements of each partition."""
     on_chip(dst, data)
     limit = current().run.chip.bn_stats_free_max
     if data.free_size > limit:
-        raise NkiError(f"data has {data.free_size} elements per partition, and the limit is {limit}: use several")
-    if dst.shape[0] != data.shape[0] or dst.free_size != 6:
-        raise NkiError(f"dst has {data.shape[0]} partitions of 6 elements, but is {dst.describe()}")
+        raise NkiError(
+            f"data has {data.free_size} elements per partition, and the limit is {limit} "
+            "(nl.tile_size.bn_stats_fmax): take parts, and join their statistics with nisa.bn_aggr"
+        )
+    _check_result(dst, data, 6)
+    check_indirection("vector", dst, None, dst, data)
 
     def compute() -> None:
         values = data.read_float32()
-        parts = []
-        for part in (values[:, ::2], values[:, 1::2]):
+        result = np.empty((len(values), 6), np.float32)
+        for column, part in ((0, values[:, ::2]), (3, values[:, 1::2])):
             count = part.shape[1]
-            if count == 0:
-                parts += [np.zeros(len(values), np.float32)] * 3
-                continue
-            parts += [np.full(len(values), count, np.float32), part.mean(1), part.var(1) * np.float32(count)]
-        dst.write(np.stack(parts, axis=1))
+            mean = (
+                part.mean(axis=1, keepdims=True, dtype=np.float32) if count else np.zeros((len(part), 1), np.float32)
+            )
+            result[:, column] = count
+            result[:, column + 1] = mean[:, 0]
+            result[:, column + 2] = np.square(part - mean).sum(axis=1)
+        dst.write(result)
 
     return Step("vector", (dst,), (data,), compute)
 
 
+def _check_result(dst: NkiTensor, data: NkiTensor, size: int) -> None:
+    if dst.shape[0] != data.shape[0] or dst.free_size != size:
+        raise NkiError(f"dst has shape [{data.shape[0]}, {size}], but is {dst.describe()}")
+
+
 @instruction
 def bn_aggr(dst: NkiTensor, data: NkiTensor) -> Step:
-    """Mean and variance of each partition, from what `bn_stats` gave."""
+    """Mean and variance from (number, mean, variance times number) triples, which `bn_stats` makes."""
     on_chip(dst, data)
     if data.free_size % 3:
-        raise NkiError(f"data is (count, mean, variance * count) triples per partition, not {data.describe()}")
-    if dst.shape[0] != data.shape[0] or dst.free_size != 2:
-        raise NkiError(f"dst has {data.shape[0]} partitions of 2 elements, but is {dst.describe()}")
+        raise NkiError(
+            f"data has {data.free_size} elements per partition, no multiple of 3: it holds (count, mean, "
+            f"variance * count) of every part ({data.describe()})"
+        )
+    _check_result(dst, data, 2)
+    check_indirection("vector", dst, None, dst, data)
 
     def compute() -> None:
         triples = data.read_float32().reshape(data.shape[0], -1, 3)
-        count, mean, spread = triples[..., 0], triples[..., 1], triples[..., 2]
-        total = count.sum(1)
-        center = (count * mean).sum(1) / total
-        variance = (spread + count * (mean - center[:, None]) ** 2).sum(1) / total
-        dst.write(np.stack([center, variance], axis=1))
+        counts, means, sums = triples[..., 0], triples[..., 1], triples[..., 2]
+        total = counts.sum(axis=1, keepdims=True)
+        mean = (counts * means).sum(axis=1, keepdims=True) / total
+        variance = (sums + counts * np.square(means - mean)).sum(axis=1, keepdims=True) / total
+        dst.write(np.concatenate((mean, variance), axis=1))
 
     return Step("vector", (dst,), (data,), compute)
