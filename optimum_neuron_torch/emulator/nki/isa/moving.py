@@ -9,7 +9,7 @@ from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..tensor import NkiTensor
 from .constants import engine as engines
-from .operands import check_indirection, choose_engine, constant, generation, is_gathered, on_chip, same_elements
+from .operands import check_indirection, choose_engine, constant, is_gathered, needs_generation, on_chip, same_elements
 
 
 @instruction
@@ -17,12 +17,11 @@ def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Any = engines.unknown) -
     """`dst = src`; bit for bit where the dtypes agree, else through float32."""
     on_chip(dst, src)
     same_elements(dst, src)
-    # The Scalar Engine of NeuronCore-v2 copies with an activation.
-    allowed = ("vector", "gpsimd") if generation() == 2 else ("vector", "scalar", "gpsimd")
-    if is_gathered(dst) or is_gathered(src):
-        allowed = ("vector", "scalar")
-    why = "; nisa.activation with op=nl.copy does" if generation() == 2 else ""
-    unit = choose_engine(engine, allowed, dst, src, why=why)
+    if engine is engines.scalar:
+        needs_generation(3, "tensor_copy on the Scalar Engine (which nisa.activation with op=nl.copy uses too)")
+    is_indirect = is_gathered(dst) or is_gathered(src)
+    allowed = ("vector", "scalar") if is_indirect else ("vector", "scalar", "gpsimd")
+    unit = choose_engine(engine, allowed, dst, src, why=" through .indirect()" if is_indirect else "")
     check_indirection(unit, dst, src)
 
     def copy() -> None:

@@ -107,19 +107,21 @@ def choose_engine(given: Any, allowed: tuple[str, ...], *operands: NkiTensor, wh
     Raises:
         NkiError: the one asked for does not execute this, or does not reach PSUM, as GpSimd does not.
     """
+    choices = " or ".join(f"nisa.engine.{name}" for name in allowed)
     if not isinstance(given, engines):
-        raise NkiError(f"engine is one of nisa.engine.{', nisa.engine.'.join((*allowed, 'unknown'))}, not {given!r}")
+        raise NkiError(f"engine={given!r}: it is a member of nisa.engine, here {choices}")
     in_psum = next((tensor for tensor in operands if tensor.buffer is MemoryRegion.psum), None)
     if given is engines.unknown:
         name = next((name for name in allowed if name != "gpsimd" or in_psum is None), "gpsimd")
-    else:
+    elif given.name in allowed:
         name = given.name
-        if name not in allowed:
-            raise NkiError(f"the {name} engine does not execute this{why}: use {' or '.join(allowed)}, or none")
+    else:
+        raise NkiError(f"engine={given.name}: that one does not execute this{why}; it takes {choices}")
     if name == "gpsimd" and in_psum is not None:
+        others = " or ".join(f"nisa.engine.{name}" for name in allowed if name != "gpsimd")
+        way = f"use {others}, or copy" if others else "copy"
         raise NkiError(
-            f"GpSimd cannot access PSUM ({in_psum.describe()}): copy it to SBUF with nisa.tensor_copy"
-            + (", or leave out engine=" if len(allowed) > 1 else "")
+            f"engine gpsimd: GpSimd cannot access PSUM ({in_psum.describe()}); {way} it to SBUF with nisa.tensor_copy"
         )
     return name
 
@@ -149,7 +151,7 @@ def element_operator(given: Any, engine: str, role: str = "op", *, is_bitwise: b
     op = operator_of(given, role)
     if op.is_bitwise and not is_bitwise:
         raise NkiError(
-            f"{role}={op}: bitvec operators are not supported here; use nisa.tensor_scalar or tensor_tensor"
+            f"{role}={op}: this takes arithmetic operators; nisa.tensor_scalar and tensor_tensor take bitvec ones"
         )
     if engine not in op.engines:
         where = " or ".join(sorted(op.engines)) or "no engine, as an arithmetic operator"

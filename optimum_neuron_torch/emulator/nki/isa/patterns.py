@@ -74,7 +74,7 @@ def _affine_arguments(
     except (TypeError, ValueError):
         raise NkiError(f"pattern is a list of [step, number] pairs of integers, but got {pattern!r}") from None
     if not 1 <= len(steps) <= 4:
-        raise NkiError(f"pattern has {len(steps)} dimensions: 1 to 4 are possible")
+        raise NkiError(f"pattern has {len(steps)} dimensions: one to four are possible")
     total = 1
     for _, count in steps:
         total *= count

@@ -92,7 +92,7 @@ def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor) -> Step:
     op = reduction_operator(op, "op", "add", "average", "maximum", "bitwise_or", "bitwise_and")
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         raise NkiError(
-            f"reducing the partitions of {data.describe()} gives 1 partition of {data.free_size} elements, and dst "
+            f"reducing the partitions of {data.describe()} gives one partition of {data.free_size} elements, and dst "
             f"is {dst.describe()}"
         )
     if op.is_bitwise:

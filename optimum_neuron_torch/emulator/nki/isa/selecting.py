@@ -66,7 +66,7 @@ def range_select(
             f"columns {range_start} to {range_start + columns}: the last one is {_EXACT} at most, the first 0"
         )
     if np.float32(constant(on_false_value, "on_false_value")) != np.float32(_LOWEST):
-        raise NkiError(f"on_false_value must be {_LOWEST}, the lowest float32, but is {on_false_value!r}")
+        raise NkiError(f"on_false_value must be -3.4028235e+38, the lowest float32, but is {on_false_value!r}")
     reduction = reduction_operator(reduce_op, "reduce_op", "maximum")
     _check_maximum(reduce_cmd, reduce_res, partitions)
     check_indirection("vector", dst, None, dst, on_true_tile, bound0, bound1)

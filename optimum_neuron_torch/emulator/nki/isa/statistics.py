@@ -49,8 +49,8 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor) -> Step:
     on_chip(dst, data)
     if data.free_size % 3:
         raise NkiError(
-            f"data has {data.free_size} elements per partition, no multiple of 3: it holds (count, mean, "
-            f"variance * count) of every part ({data.describe()})"
+            f"data has {data.free_size} elements per partition, no multiple of 3: it holds triples of count, "
+            f"mean and variance * count, one of every part ({data.describe()})"
         )
     _check_result(dst, data, 2)
     check_indirection("vector", dst, None, dst, data)
