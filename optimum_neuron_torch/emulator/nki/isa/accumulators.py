@@ -13,7 +13,7 @@ from ..errors import NkiError
 from ..operators import Operator
 from ..tensor import NkiTensor
 from .constants import reduce_cmd as commands
-from .operands import check_indirection, on_chip, per_partition
+from .operands import on_chip, per_partition
 
 
 def check_reduction(
@@ -40,7 +40,6 @@ def check_reduction(
         raise NkiError(f"a value to start from is only for reduce_cmd.load_reduce, not for reduce_cmd.{command.name}")
     if result is not None:
         on_chip(result)
-        check_indirection("vector", result, None, result)
         if result.shape[0] != partitions or result.size != partitions:
             raise NkiError(f"reduce_res is a tensor of shape ({partitions}, 1), but is {result.describe()}")
 

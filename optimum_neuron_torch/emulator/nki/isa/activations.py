@@ -13,7 +13,6 @@ from .accumulators import accumulate, check_reduction, spoil_accumulators, write
 from .constants import reduce_cmd as commands
 from .operands import (
     apply_number,
-    check_indirection,
     check_per_partition,
     float32_operand,
     generation,
@@ -83,7 +82,6 @@ def _activation(
     _check_scale_and_bias(op, scale, bias, partitions)
     check_reduction(reduce_cmd, "idle reset reduce reset_reduce", reduce_res, partitions)
     reduction = _reduction(reduce_op, reduce_cmd, "add")
-    check_indirection("scalar", dst, data, bias, scale)
 
     def compute() -> None:
         inputs = data.read_float32()
@@ -171,7 +169,6 @@ def activate2(
     check_per_partition(relu_param, partitions, "relu_param")
     check_reduction(reduce_cmd, "idle reset reduce reset_reduce", reduce_res, partitions)
     reduction = _reduction(reduce_op, reduce_cmd, "add", "maximum", "minimum", "abs_max", "abs_min")
-    check_indirection("scalar", dst, data, imm0, imm1, relu_param)
 
     def compute() -> None:
         inputs = apply_number(first, data.read_float32(), imm0, "imm0", reverse0)
@@ -232,7 +229,6 @@ def exponential(
         has_dtype(reduce_res, "reduce_res", *_FLOATS, "tfloat32")
         if reduce_cmd is commands.idle:
             raise NkiError("reduce_res without a reduction: give reduce_cmd=nisa.reduce_cmd.reset_reduce")
-    check_indirection("vector", dst, src, max_value, reduce_init)
 
     def compute() -> None:
         values = np.exp(src.read_float32() - per_partition(max_value, partitions, "max_value"))

@@ -15,13 +15,14 @@ from .constants import engine as engines
 from .operands import (
     apply,
     apply_number,
-    check_indirection,
     check_stage,
     choose_engine,
     element_operator,
     float32_operand,
     generation,
+    is_element_operator,
     is_integer,
+    member,
     on_chip,
     operator_of,
     same_elements,
@@ -57,8 +58,9 @@ def tensor_tensor(dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, e
     same_elements(dst, data1, data2)
     not_both_in_psum(data1, data2, "data1 and data2")
     op = operator_of(op)
+    is_element_operator(op, "op")
     if op.arity != 2:
-        raise NkiError(f"op={op} has one operand, and tensor_tensor two: use nisa.tensor_scalar or nisa.activation")
+        raise NkiError(f"op={op} has one operand, and tensor_tensor two: use nisa.tensor_scalar")
     if op.is_bitwise:
         unit = choose_engine(engine, ("vector",), dst, data1, data2, why=" for bitvec operators")
         for tensor, role in ((dst, "dst"), (data1, "data1"), (data2, "data2")):
@@ -67,7 +69,6 @@ def tensor_tensor(dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, e
     else:
         unit, is_exact = _engine_of_two(engine, dst, data1, data2, op)
         compute = _integers_of_two(dst, data1, data2, op) if is_exact else _floats_of_two(dst, data1, data2, op)
-    check_indirection(unit, dst, data1, data2)
     return Step(unit, (dst,), (data1, data2), compute)
 
 
@@ -164,17 +165,20 @@ def tensor_scalar(
     else:
         unit = _scalar_engine_of(engine, first, second, dst, data, *tensors(operand0, operand1))
         compute = _integers(dst, data, stages) if _are_addresses(dst, data, stages) else _floats(dst, data, stages)
-    check_indirection(unit, dst, data, operand0, operand1)
     return Step(unit, (dst,), (data, *tensors(operand0, operand1)), compute)
 
 
 def _scalar_engine_of(engine: Any, first: Operator, second: Operator | None, *operands: NkiTensor) -> str:
-    """Who executes arithmetic operators: GpSimd alone has rsqrt, the Scalar Engine only multiplications and sums."""
-    names = [op.name for op in (first, second) if op is not None]
-    if "rsqrt" in names:
-        return choose_engine(engine, ("gpsimd",), *operands, why=", nl.rsqrt")
+    """Who executes arithmetic operators: what the Vector Engine has not is GpSimd's, and the Scalar Engine has few."""
+    engine = member(engine, engines)
+    given = [op for op in (first, second) if op is not None and op.name != "bypass"]
+    if any(op.engines == {"gpsimd"} for op in given):
+        for op, role in ((first, "op0"), (second, "op1")):
+            if op in given:
+                element_operator(op, "gpsimd", role)
+        return choose_engine(engine, ("gpsimd",), *operands, why=f", {' and '.join(map(repr, given))}")
     for op, role in ((first, "op0"), (second, "op1")):
-        if op is not None and op.name != "bypass":
+        if op in given:
             element_operator(op, "vector", role)
     if engine is engines.scalar:
         pair = (first.name, None if second is None else second.name)
@@ -278,7 +282,6 @@ def scalar_tensor_tensor(
         raise NkiError(f"op1={second} has one operand, and here are two: use nisa.tensor_scalar")
     partitions = data.shape[0]
     check_stage(first, operand0, partitions, "0")
-    check_indirection("vector", dst, None, dst, data, operand0, operand1)
 
     def compute() -> None:
         values = apply_number(first, data.read_float32(), operand0, "operand0", reverse0)
@@ -292,5 +295,4 @@ def reciprocal(dst: NkiTensor, data: NkiTensor) -> Step:
     """`dst = 1 / data`, more exact than the Scalar Engine's."""
     on_chip(dst, data)
     same_elements(dst, data)
-    check_indirection("vector", dst, None, dst, data)
     return Step("vector", (dst,), (data,), lambda: dst.write(np.float32(1) / data.read_float32()))

@@ -8,7 +8,7 @@ from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
-from .operands import check_indirection, constant, has_dtype, in_buffer, on_chip
+from .operands import constant, has_dtype, in_buffer, on_chip
 
 
 _GPSIMD_LANES = 16  # partitions of one of GpSimd's eight cores
@@ -30,7 +30,6 @@ def _check_gathered(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, names: 
             f"{', '.join(names)} have the same number of partitions, but here {dst.shape[0]}, {data.shape[0]} and "
             f"{indices.shape[0]}"
         )
-    check_indirection("gpsimd", dst, None, dst, data, indices)
 
 
 @instruction
@@ -112,7 +111,6 @@ def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Any) -> Step
         )
     mask = _shuffle_mask(shuffle_mask)
     _check_start_partitions(dst, src)
-    check_indirection("vector", dst, None, dst, src)
     targets = [p for p in range(dst.shape[0]) if mask[p % _QUADRANT] != _UNMODIFIED]
     sources = [p - p % _QUADRANT + mask[p % _QUADRANT] for p in targets]
     if sources and max(sources) >= src.shape[0]:

@@ -9,7 +9,7 @@ from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..tensor import NkiTensor
 from .constants import engine as engines
-from .operands import check_indirection, choose_engine, constant, is_gathered, needs_generation, on_chip, same_elements
+from .operands import choose_engine, constant, needs_generation, on_chip, same_elements
 
 
 @instruction
@@ -19,10 +19,7 @@ def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Any = engines.unknown) -
     same_elements(dst, src)
     if engine is engines.scalar:
         needs_generation(3, "tensor_copy on the Scalar Engine (which nisa.activation with op=nl.copy uses too)")
-    is_indirect = is_gathered(dst) or is_gathered(src)
-    allowed = ("vector", "scalar") if is_indirect else ("vector", "scalar", "gpsimd")
-    unit = choose_engine(engine, allowed, dst, src, why=" through .indirect()" if is_indirect else "")
-    check_indirection(unit, dst, src)
+    unit = choose_engine(engine, ("vector", "scalar", "gpsimd"), dst, src)
 
     def copy() -> None:
         values = src.read()
@@ -37,7 +34,6 @@ def memset(dst: NkiTensor, value: Any, engine: Any = engines.unknown) -> Step:
     on_chip(dst)
     constant(value, "value")
     unit = choose_engine(engine, ("vector", "gpsimd"), dst)
-    check_indirection(unit, dst, None, dst)
     filler = _element(dst, value)
 
     def fill() -> None:

@@ -153,13 +153,18 @@ def element_operator(given: Any, engine: str, role: str = "op", *, is_bitwise: b
         raise NkiError(
             f"{role}={op}: this takes arithmetic operators; nisa.tensor_scalar and tensor_tensor take bitvec ones"
         )
+    is_element_operator(op, role)
     if engine not in op.engines:
-        where = " or ".join(sorted(op.engines)) or "no engine, as an arithmetic operator"
-        way = "; nisa.activation takes it" if op.is_activation else ""
-        raise NkiError(f"{role}={op}: the {engine} engine does not have it, but {where}{way}")
+        raise NkiError(f"{role}={op}: the {engine} engine does not have it, but {' and '.join(sorted(op.engines))}")
     if op.first_generation > 2:
         needs_generation(op.first_generation, f"{role}={op}")
     return op
+
+
+def is_element_operator(op: Operator, role: str) -> None:
+    if not op.engines:
+        way = "nisa.activation computes it" if op.is_activation else f"call {op} on tiles"
+        raise NkiError(f"{role}={op} is no arithmetic or bitwise operator: {way}")
 
 
 def reduction_operator(given: Any, role: str, *allowed: str) -> Operator:
@@ -231,46 +236,7 @@ def constant(value: Any, role: str, *, is_integer: bool = False) -> Any:
     return value
 
 
-# Tensor indirection
-
-
-def check_indirection(engine: str, dst: NkiTensor, source: Any, *others: Any) -> None:
-    """`dst` and `source` may be views made by `.indirect()`, from NeuronCore-v4 on; `others` may not.
-
-    Where tensors have addresses, the partitions of indices, sources and destinations have to fit.
-    """
-    if not any(is_gathered(tensor) for tensor in (dst, source, *others)):
-        return
-    for tensor in others:
-        if is_gathered(tensor):
-            raise NkiError(f"this operand takes no .indirect() view: {tensor.describe()}")
-    needs_generation(4, ".indirect() in a compute instruction")
-    for tensor in (dst, source):
-        if is_gathered(tensor) and tensor.indirection.index.start_partition % 32:
-            raise NkiError(
-                f"the index of .indirect() starts at partition {tensor.indirection.index.start_partition}: it starts "
-                f"at a multiple of 32 ({tensor.describe()})"
-            )
-    source_start = source.start_partition if isinstance(source, NkiTensor) else 0
-    if is_gathered(source) and source_start != source.indirection.index.start_partition:
-        raise NkiError(f"{source.describe()} starts at partition {source_start}, its index at another: use the same")
-    if is_gathered(dst):
-        if engine == "scalar" and dst.buffer is MemoryRegion.psum:
-            raise NkiError(f"the Scalar Engine does not scatter into PSUM ({dst.describe()})")
-        wanted = None
-        if isinstance(source, NkiTensor) and source.buffer is MemoryRegion.sbuf:
-            wanted = source_start
-        elif is_gathered(source):
-            wanted = source.indirection.index.start_partition
-        if wanted is not None and dst.indirection.index.start_partition != wanted:
-            raise NkiError(
-                f"the index of dst starts at partition {dst.indirection.index.start_partition}, the source at "
-                f"{wanted}: use the same"
-            )
-
-
-def is_gathered(value: Any) -> bool:
-    return isinstance(value, NkiTensor) and value.indirection is not None and value.indirection.kind == "free"
+# Enumerations
 
 
 def member(value: Any, kind: type[enum.Enum]) -> Any:

@@ -13,7 +13,7 @@ from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
-from .operands import check_indirection, constant, has_dtype, in_buffer, on_chip, operator_of, same_elements
+from .operands import constant, has_dtype, in_buffer, on_chip, operator_of, same_elements
 
 
 _EQUAL = OPERATORS["equal"]
@@ -26,7 +26,6 @@ def iota(dst: NkiTensor, pattern: Any, offset: Any = 0, channel_multiplier: Any 
     on_chip(dst)
     in_buffer(dst, MemoryRegion.sbuf, role="dst (GpSimd cannot access PSUM)")
     numbers = _affine_arguments(dst, pattern, offset, channel_multiplier)
-    check_indirection("gpsimd", dst, None, dst)
     return Step("gpsimd", (dst,), (), lambda: dst.write(_affine(*numbers).astype(np.int32)))
 
 
@@ -50,7 +49,6 @@ def affine_select(
     if not cmp_op.is_comparison:
         raise NkiError(f"cmp_op={cmp_op} is no comparison: use nl.equal, nl.greater_equal or the like")
     numbers = _affine_arguments(dst, pattern, offset, channel_multiplier)
-    check_indirection("gpsimd", dst, None, dst, on_true_tile)
 
     def select() -> None:
         chosen = _predicate(cmp_op.function, *numbers)
@@ -121,7 +119,6 @@ def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor) -> Step:
             f"segment_ids has one partition, and dst shape [1, 2, {length}] for its {length} elements, but they are "
             f"{segment_ids.describe()} and {dst.describe()}"
         )
-    check_indirection("gpsimd", dst, None, dst, segment_ids)
 
     def find() -> None:
         ids = segment_ids.read().reshape(-1)

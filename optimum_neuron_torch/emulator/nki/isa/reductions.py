@@ -13,7 +13,6 @@ from .accumulators import accumulate, check_reduction, write_accumulators
 from .constants import reduce_cmd as commands
 from .operands import (
     apply_number,
-    check_indirection,
     check_stage,
     element_operator,
     float32_operand,
@@ -50,7 +49,6 @@ def tensor_reduce(
     if op.is_bitwise:
         is_integer(dst, "dst")
         is_integer(data, "data")
-    check_indirection("vector", dst, data)
     shape = (data.shape[0], math.prod(kept), -1)
 
     def compute() -> None:
@@ -98,7 +96,6 @@ def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor) -> Step:
     if op.is_bitwise:
         is_integer(dst, "dst")
         is_integer(data, "data")
-    check_indirection("gpsimd", dst, None, dst, data)
 
     def compute() -> None:
         if op.is_bitwise:
@@ -144,7 +141,6 @@ def tensor_scalar_reduce(
     )
     if has_initial:
         float32_operand(reduce_init, partitions, "reduce_init")
-    check_indirection("vector", dst, data, operand0, reduce_init)
 
     def compute() -> None:
         values = apply_number(op, data.read_float32(), operand0, "operand0")

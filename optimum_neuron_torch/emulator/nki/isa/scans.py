@@ -13,7 +13,6 @@ from .constants import reduce_cmd as commands
 from .elementwise import not_both_in_psum
 from .operands import (
     apply_number,
-    check_indirection,
     check_per_partition,
     check_stage,
     element_operator,
@@ -65,7 +64,6 @@ def tensor_scalar_cumulative(
     )
     if imm1 is not None:
         float32_operand(imm1, partitions, "imm1")
-    check_indirection("vector", dst, src, imm0, imm1)
 
     def compute() -> None:
         values = apply_number(op, src.read_float32(), imm0, "imm0")
@@ -117,7 +115,6 @@ def tensor_tensor_scan(
             raise NkiError(f"{role}={op}: the scan takes binary arithmetic operators")
     partitions = data0.shape[0]
     check_per_partition(initial, partitions, "initial")
-    check_indirection("vector", dst, None, dst, data0, data1, initial)
 
     def compute() -> None:
         start = per_partition(initial, partitions, "initial")

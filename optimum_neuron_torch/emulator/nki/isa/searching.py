@@ -8,7 +8,7 @@ from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
-from .operands import check_indirection, constant, has_dtype, in_buffer, needs_generation, on_chip, same_elements
+from .operands import constant, has_dtype, in_buffer, needs_generation, on_chip, same_elements
 
 
 _SEARCHED = (8, 16384)
@@ -22,7 +22,6 @@ def max8(dst: NkiTensor, src: NkiTensor) -> Step:
     _check_searched(src, "src")
     if dst.ndim != 2 or dst.shape[0] != src.shape[0] or dst.free_size != _FOUND:
         raise NkiError(f"dst has shape [{src.shape[0]}, 8], but is {dst.describe()}")
-    check_indirection("vector", dst, None, dst, src)
 
     def find() -> None:
         values = src.read_float32()
@@ -64,7 +63,6 @@ def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> Step:
     _check_searched(data, "data")
     _check_values(vals, data)
     _check_indices(dst, data, "dst")
-    check_indirection("vector", dst, None, dst, data, vals)
 
     def find() -> None:
         dst.write(_matches(data.read_float32(), vals.read_float32(), range(_FOUND), dst.dtype.storage)[0])
@@ -106,7 +104,6 @@ def nc_match_replace8(
     if dst_idx is not None:
         on_chip(dst_idx)
         _check_indices(dst_idx, data, "dst_idx")
-    check_indirection("vector", dst, None, dst, data, vals, dst_idx)
     storage = np.dtype(np.uint32) if dst_idx is None else dst_idx.dtype.storage
 
     def replace() -> None:
@@ -139,7 +136,6 @@ def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: Any = 0, pa
         )
     for value, role in ((index_offset, "index_offset"), (padding_val, "padding_val")):
         constant(value, role, is_integer=True)
-    check_indirection("gpsimd", dst, None, dst, src)
     first = -src.start_partition % _GPSIMD_LANES
 
     def find() -> None:
@@ -182,7 +178,6 @@ def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: Any, sorted:
         raise NkiError(f"val_dst asks for k={k} elements: 1 to {(1 << 15) - 1}, and no more than n={n}, can be found")
     if src.free_size < -(-n // _GPSIMD_LANES):
         raise NkiError(f"n={n} elements take {-(-n // _GPSIMD_LANES)} columns, and src has {src.free_size}")
-    check_indirection("gpsimd", val_dst, None, val_dst, idx_dst, src)
     groups, columns = partitions // _GPSIMD_LANES, -(-k // _GPSIMD_LANES)
 
     def find() -> None:

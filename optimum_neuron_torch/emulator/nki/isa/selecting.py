@@ -13,7 +13,6 @@ from .accumulators import accumulate, check_reduction, spoil_accumulators, write
 from .constants import reduce_cmd as commands
 from .elementwise import not_both_in_psum
 from .operands import (
-    check_indirection,
     check_per_partition,
     constant,
     float32_operand,
@@ -69,7 +68,6 @@ def range_select(
         raise NkiError(f"on_false_value must be -3.4028235e+38, the lowest float32, but is {on_false_value!r}")
     reduction = reduction_operator(reduce_op, "reduce_op", "maximum")
     _check_maximum(reduce_cmd, reduce_res, partitions)
-    check_indirection("vector", dst, None, dst, on_true_tile, bound0, bound1)
 
     def select() -> None:
         index = np.arange(range_start, range_start + columns, dtype=np.float32)
@@ -137,7 +135,6 @@ def select_reduce(
     _check_maximum(reduce_cmd, reduce_res, partitions)
     if reduce_res is not None and not reduce_res.dtype.is_float:
         raise NkiError(f"reduce_res has a floating point dtype, but is {reduce_res.describe()}")
-    check_indirection("vector", dst, None, dst, predicate, on_true, on_false)
 
     def select() -> None:
         rejected = per_partition(on_false, partitions, "on_false")
@@ -163,7 +160,6 @@ def tensor_copy_predicated(dst: NkiTensor, src: Any, predicate: NkiTensor, rever
         constant(src, "src, if it is no tensor,")
     elif src.dtype != dst.dtype:
         raise NkiError(f"src and dst have the same dtype, but are {src.describe()} and {dst.describe()}")
-    check_indirection("vector", dst, predicate, src)
 
     def copy() -> None:
         chosen = _truth(predicate, reverse_pred)

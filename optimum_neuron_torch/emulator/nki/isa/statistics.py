@@ -6,7 +6,7 @@ from ..core import current
 from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..tensor import NkiTensor
-from .operands import check_indirection, on_chip
+from .operands import on_chip
 
 
 @instruction
@@ -20,7 +20,6 @@ def bn_stats(dst: NkiTensor, data: NkiTensor) -> Step:
             "(nl.tile_size.bn_stats_fmax): take parts, and join their statistics with nisa.bn_aggr"
         )
     _check_result(dst, data, 6)
-    check_indirection("vector", dst, None, dst, data)
 
     def compute() -> None:
         values = data.read_float32()
@@ -53,7 +52,6 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor) -> Step:
             f"mean and variance * count, one of every part ({data.describe()})"
         )
     _check_result(dst, data, 2)
-    check_indirection("vector", dst, None, dst, data)
 
     def compute() -> None:
         triples = data.read_float32().reshape(data.shape[0], -1, 3)
