@@ -203,6 +203,22 @@ def convert(values: np.ndarray, dtype: DType) -> np.ndarray:
     return _CONVERSIONS[dtype](_plain(values, dtype), dtype)
 
 
+def store(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
+    """Casts values as `convert` does, into elements of memory of the same shape."""
+    torch = _loaded_torch() if dtype in _CAST_BY_TORCH and values.dtype == np.float32 else None
+    is_plain = values.flags.writeable and min(values.strides + out.strides, default=0) >= 0
+    # Tensors may overlay each other: a cast in place would read what it has written.
+    if torch is None or not is_plain or np.may_share_memory(values, out):
+        out[...] = convert(values, dtype)
+    elif dtype is bfloat16:
+        torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).copy_(torch.from_numpy(values))
+    else:
+        torch.from_numpy(out).copy_(torch.from_numpy(values))
+
+
+_CAST_BY_TORCH = (bfloat16, float16)
+
+
 def convert_bits(values: np.ndarray, dtype: DType) -> np.ndarray:
     """Integers cast to an integer dtype by keeping the low bits: what a bitwise instruction writes."""
     return values if values.dtype == dtype.storage else values.astype(dtype.storage)

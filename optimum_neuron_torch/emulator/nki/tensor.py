@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import DType, as_dtype, convert, to_float32
+from .dtypes import DType, as_dtype, convert, store, to_float32
 from .errors import NkiError
 from .marks import View
 from .memory import MemoryRegion, Storage
@@ -264,8 +264,7 @@ class NkiTensor(NKIObject):
 
             scatter(self, values)
             return
-        converted = convert(values, self.dtype)
-        self.array[...] = converted if converted.shape == self.shape else converted.reshape(self.shape)
+        store(values if values.shape == self.shape else values.reshape(self.shape), self.dtype, self.array)
         storage = self.storage
         if not storage.is_complete:
             storage.note_write(self.place, self.size)

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from optimum_neuron_torch.emulator.nki import dtypes
-from optimum_neuron_torch.emulator.nki.dtypes import ALL_DTYPES, DType, as_dtype, convert, convert_bits, to_float32
+from optimum_neuron_torch.emulator.nki.dtypes import (
+    ALL_DTYPES,
+    DType,
+    as_dtype,
+    convert,
+    convert_bits,
+    store,
+    to_float32,
+)
 
 
 FLOATS = [dtype for dtype in ALL_DTYPES if dtype.is_float]
@@ -172,6 +180,33 @@ def test_from_one_narrow_float_to_another():
         same(convert(stored, dtypes.float8_e4m3), stored.astype(np.float32).astype(ml_dtypes.float8_e4m3))
         same(convert(stored, dtypes.float16), stored.astype(np.float32).astype(np.float16))
     assert convert(stored, dtypes.bfloat16) is stored
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in ALL_DTYPES if not dtype.is_packed])
+def test_storing_is_converting_and_assigning(dtype, without_or_with_torch):
+    values = np.linspace(-300, 300, 1024, dtype=np.float32).reshape(32, 32)
+    values[3, 4] = np.nan
+    read_only = values.copy()
+    read_only.flags.writeable = False
+    for given in (values, values.T, values[::-1], values[:, ::-1], read_only, values.astype(np.float64)):
+        memory = np.zeros((40, 50, dtype.itemsize), np.uint8)
+        for out in (memory[2:34, 7:39], memory[33:1:-1, 7:39], memory[2:34, 38:6:-1]):
+            out = np.ndarray((32, 32), dtype.storage, memory, out.ctypes.data - memory.ctypes.data, out.strides[:2])
+            store(given, dtype, out)
+            same(out, convert(given, dtype))
+        assert not memory[:2].any() and not memory[34:].any() and not memory[:, :6].any() and not memory[:, 40:].any()
+
+
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16])
+@pytest.mark.parametrize("offset", [0, 2, 64])
+def test_storing_over_the_values_themselves(dtype, offset, without_or_with_torch):
+    memory = np.zeros(4096, np.uint8)
+    values = np.ndarray((16, 16), np.float32, memory, 256, (64, 4))
+    values[...] = np.arange(256).reshape(16, 16)
+    expected = convert(values.copy(), dtype)
+    out = np.ndarray((16, 16), dtype.storage, memory, 256 + offset, (32, 2))
+    store(values, dtype, out)
+    same(out, expected)
 
 
 def test_float32_is_never_copied():

@@ -143,6 +143,9 @@ def test_nan_wins_in_maximum_and_minimum(name, expected):
     assert np.isnan(evaluate(name, x, y)).tolist() == [False, True, True, True]
     assert evaluate(name, x, y)[0] == expected(1, 3)
     assert np.isnan(OPERATORS[name].reduce(x[None]))
+    many = np.ones((128, 64), np.float32)
+    many[::2, 5] = np.nan
+    np.testing.assert_array_equal(np.isnan(OPERATORS[name].reduce(many)), np.arange(128) % 2 == 0)
 
 
 def test_a_tie_of_magnitudes_gives_the_second_operand():
@@ -201,8 +204,12 @@ REDUCTIONS = {
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_reductions(name, axis):
-    values = np.random.default_rng(0).normal(size=(6, 9)).astype(np.float32)
+@pytest.mark.parametrize("shape", [(6, 9), (128, 70)])
+def test_reductions(name, axis, shape, without_or_with_torch):
+    if name == "multiply" and shape[0] > 6:
+        shape = (6, 1400)
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    values = np.where(np.abs(values) < 0.5, np.float32(1), values) if name == "multiply" else values
     values[1, 2] = 0
     actual = OPERATORS[name].reduce(values, axis=axis)
     assert actual.dtype == np.float32
