@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .capacity import Peak, peak
 from .core import Run
-from .costs import dma_bytes, matmul_flops
+from .costs import dma_bytes, matmul_flops, matmul_ideal_ns
 from .estimate import ENGINES, Estimate, estimate
 from .memory import MemoryRegion
 from .overlays import overwritten_reads
@@ -102,7 +102,9 @@ class PerformanceReport:
 
     @property
     def matmul_utilisation(self) -> float:
-        """Share of the multiplications that the Tensor Engines could do with 16-bit inputs in the estimated time."""
+        """Share of the multiplications that the Tensor Engines could do in the estimated time, at the highest rate for
+        the type of the inputs; for those of 32 bits at the rate of 16 bits.
+        """
         return self._utilisation(self.lnc * self.estimate.total_ns)
 
     @property
@@ -111,7 +113,11 @@ class PerformanceReport:
         return self._utilisation(sum(core.busy["tensor"] for core in self.estimate.cores))
 
     def _utilisation(self, ns: float) -> float:
-        return self.matmul_flops / (ns * self.chip.matmul_flops_per_ns) if ns else 0.0
+        return self._matmul_ideal_ns / ns if ns else 0.0
+
+    @cached_property
+    def _matmul_ideal_ns(self) -> float:
+        return sum(matmul_ideal_ns(record, self.chip) for record in self.records)
 
     @cached_property
     def peaks(self) -> dict[str, Peak]:
@@ -152,7 +158,8 @@ class PerformanceReport:
         if engine not in ("dma", "tensor") or not moved or not self.matmul_flops:
             return ""
         intensity = self.matmul_flops / moved
-        ridge = self.chip.matmul_flops_per_ns / self.chip.dma_peak_bytes_per_ns
+        widest = min(self.chip.dma_peak_bytes_per_ns, self.chip.hbm_bytes_per_ns)
+        ridge = self.matmul_flops / self._matmul_ideal_ns / widest
         return f"; {intensity:.0f} FLOP per byte moved, where {ridge:.0f} keep both the Tensor Engine and DMA busy"
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,8 +233,8 @@ class PerformanceReport:
         remarks = [f"bound by {self.bound}"]
         if self.matmul_flops:
             remarks.append(
-                f"matmul: {self.matmul_flops / 1e9:,.3f} GFLOP, {self.matmul_utilisation:.1%} of what the Tensor "
-                f"Engine does with 16-bit inputs; {self.matmul_utilisation_while_busy:.1%} while it works"
+                f"matmul: {self.matmul_flops / 1e9:,.3f} GFLOP, {self.matmul_utilisation:.1%} of the Tensor Engine's "
+                f"highest rate for such inputs; {self.matmul_utilisation_while_busy:.1%} while it works"
             )
         if self.dma_bytes:
             moved = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in self.dma_bytes.items())

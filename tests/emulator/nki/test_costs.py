@@ -3,7 +3,7 @@
 import pytest
 
 from optimum_neuron_torch.emulator.nki.chips import CHIPS
-from optimum_neuron_torch.emulator.nki.costs import cost_of, matmul_flops
+from optimum_neuron_torch.emulator.nki.costs import cost_of, matmul_flops, matmul_ideal_ns
 from tests.emulator.nki.made import in_hbm, record, tile
 
 
@@ -55,6 +55,22 @@ def test_flops_are_those_of_multiplications_only():
     assert matmul_flops(matmul(n=128, transpose=True)) == 0
     assert matmul_flops(record("nc_transpose", "tensor", [tile("psum")], [tile()])) == 0
     assert matmul_flops(record("tensor_copy", "vector", [tile()], [tile()])) == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "generation", "rate"),
+    [
+        (matmul(), 3, 79e12),
+        (matmul(), 2, 92e12),
+        (matmul(dtype="float32"), 3, 79e12),
+        (matmul(dtype="float8_e4m3"), 3, 158e12),
+        (matmul(k=512, dtype="float8_e4m3fn_x4"), 4, 315e12),
+    ],
+)
+def test_the_highest_rate_is_that_of_the_inputs(made, generation, rate):
+    # The pages on the chips: TFLOPS of one core, "Compute Engine Specifications".
+    ideal_seconds = matmul_ideal_ns(made, CHIPS[generation]) / 1e9
+    assert matmul_flops(made) / ideal_seconds == pytest.approx(rate, rel=0.01)
 
 
 def copy(destination, source, op="tensor_copy"):
