@@ -114,9 +114,13 @@ def shared_constant(constant: Any) -> NkiTensor:
     tensor = ndarray(constant.shape, constant.dtype, MemoryRegion.shared_hbm)
     if current().is_tracing:
         return tensor
+    stored = tensor.dtype.storage
+    values = (
+        np.ascontiguousarray(constant).view(stored) if tensor.dtype.is_packed else constant.astype(stored, copy=False)
+    )
     if not tensor.storage.is_complete:
-        tensor.write(constant)  # It comes with the program, not by an instruction.
-    elif tensor.array.tobytes() != constant.tobytes():
+        tensor.write(values)  # It comes with the program, not by an instruction.
+    elif tensor.array.tobytes() != values.tobytes():
         raise NkiError("the two cores give different constants, but share one", op="nl.shared_constant")
     return tensor
 

@@ -66,6 +66,20 @@ def test_shared_constant(lnc, dtype, tmp_path):
     np.testing.assert_array_equal(nki.simulate(kernel)[lnc](), constant)
 
 
+def test_shared_constant_of_packed_and_of_foreign_elements():
+    packed = np.arange(12, dtype=np.uint32).reshape(3, 4).view([("float8_e4m3fn_x4", "u4")])
+
+    def kernel():
+        tensor = nl.shared_constant(packed)
+        assert tensor.dtype == nl.float8_e4m3fn_x4 and tensor.shape == packed.shape
+        return tensor.view(nl.uint32)
+
+    np.testing.assert_array_equal(nki.simulate(kernel)().reshape(-1), np.arange(12))
+    big_endian = normal(4, 6).astype(">f4")
+    for lnc in (1, 2):
+        np.testing.assert_array_equal(nki.simulate(lambda: nl.shared_constant(big_endian))[lnc](), big_endian)
+
+
 def test_shared_constant_of_a_file(tmp_path):
     path, constant = tmp_path / "table.npy", normal(3, 4)
     np.save(path, constant)
