@@ -146,6 +146,8 @@ def random_seed(seed: NkiTensor) -> None:
 def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
     """A tensor of numbers from 0 to below 1, all equally likely."""
     tensor = ndarray(shape, dtype, buffer, name)
+    if not tensor.dtype.is_float:
+        raise NkiError(f"numbers from 0 to 1 are floats, not {tensor.dtype}: nisa.rng draws integers", op="nl.rand")
     tile = tensor if tensor.is_on_chip else ndarray(tensor.shape, tensor.dtype)
     bits = ndarray(tile.shape, "uint32")
     isa.rng(dst=bits)

@@ -4,6 +4,7 @@ Sums are float32 whatever the tile's dtype; the result is cast once, at the end.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +78,8 @@ def rms_norm(
     compute_dtype: Any = None,
 ) -> NkiTensor:
     """x / sqrt(sum(x**2) / n + epsilon) * w, with the sum along `axis`, computed in `compute_dtype` or float32."""
+    if n <= 0:
+        raise NkiError(f"n={n!r} is the number of values that the mean is of, at least 1", op="nl.rms_norm")
     inner = result_dtype(compute_dtype or float32, x)
     squares = apply(OPERATORS["square"], (x,), inner)
     total = _reduced(OPERATORS["add"], "nl.rms_norm", squares, axis, float32, True)
@@ -100,20 +103,24 @@ def _mean(call: str, x: NkiTensor, axis: Axes, dtype: DType, keepdims: bool) -> 
     return apply(OPERATORS["divide"], (total, float(count)), dtype)
 
 
-def _reduced(operator: Operator, call: str, x: NkiTensor, axis: Axes, dtype: DType, keepdims: bool) -> NkiTensor:
+def _reduced(op: Operator, call: str, x: NkiTensor, axis: Axes, dtype: DType, keepdims: bool) -> NkiTensor:
     axes = _trailing(call, x, axis)
     kept = x.shape[: axes[0]]
     # On chip a tile has a free dimension even where all were reduced.
     shape = (*kept, *(1 for _ in axes)) if keepdims or len(kept) == 1 and len(axes) == 1 else kept
     dst = new_tile(shape if len(shape) > 1 else (*shape, 1), dtype)
-    isa.tensor_reduce(dst=dst, op=operator, data=x, axis=axes, keepdims=keepdims)
+    isa.tensor_reduce(dst=dst, op=op, data=x, axis=axes, keepdims=keepdims)
     return dst
 
 
 def _trailing(call: str, x: NkiTensor, axis: Axes) -> tuple[int, ...]:
     """The axes, which must be the last dimensions of the tile and leave out the partition."""
     check_tile(call, x)
-    axes = tuple(sorted(a + x.ndim if a < 0 else a for a in ((axis,) if isinstance(axis, int) else axis)))
+    try:
+        given = [operator.index(axis)] if not isinstance(axis, (tuple, list)) else [operator.index(a) for a in axis]
+    except TypeError:
+        raise NkiError(f"axis={axis!r} is neither an integer nor several", op=call) from None
+    axes = tuple(sorted(a + x.ndim if a < 0 else a for a in given))
     if not axes or axes[0] < 1 or axes != tuple(range(x.ndim - len(axes), x.ndim)):
         raise NkiError(
             f"axis {axis!r} of {x.describe()}: the reduced axes are the last ones, and not the partition (0); "

@@ -28,3 +28,14 @@ def test_rand_is_uniform(buffer):
 def test_a_seed_is_one_number():
     with pytest.raises(NkiError):
         made(lambda: nl.random_seed(nl.zeros((2, 2), nl.int32)))
+
+
+def test_integers_between_0_and_1_are_refused():
+    with pytest.raises(NkiError, match="nisa.rng"):
+        made(lambda: nl.rand((8, 8), nl.int32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3", "tfloat32"])
+def test_rand_in_other_floats(dtype):
+    drawn = made(lambda: nl.rand((128, 64), getattr(nl, dtype))).astype(np.float32)
+    assert drawn.min() >= 0 and drawn.max() <= 1 and abs(drawn.mean() - 0.5) < 0.02

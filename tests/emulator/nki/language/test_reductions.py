@@ -75,6 +75,17 @@ def test_axes_that_cannot_be_reduced_are_refused(name, axis):
     assert caught.value.op == f"nl.{name}"
 
 
+@pytest.mark.parametrize("axis", [None, 1.0, "1", (None,)])
+def test_axes_that_are_no_integers_are_refused(axis):
+    with pytest.raises(NkiError, match="neither an integer nor several"):
+        on_tiles(lambda x: nl.sum(x, axis), normal(128, 4))
+
+
+def test_rms_norm_of_no_values_is_refused():
+    with pytest.raises(NkiError, match="at least 1"):
+        on_tiles(lambda x: nl.rms_norm(x, x, axis=1, n=0), normal(128, 4))
+
+
 @pytest.mark.parametrize(("axis", "shape", "axes"), [entry[:3] for entry in AXES])
 def test_softmax(axis, shape, axes):
     values = normal(*shape) * 30
