@@ -1,0 +1,36 @@
+"""`NKIObject`: dataclasses of kernels, with and without annotations, and with fields that a call leaves out."""
+
+from dataclasses import dataclass
+
+import pytest
+
+import nki.language as nl
+
+
+def test_attributes_without_annotations_are_fields():
+    @dataclass
+    class Settings(nl.NKIObject):
+        size = 4
+        name: str = "x"
+
+    assert Settings(size=5).size == 5
+    assert Settings() == Settings(size=4, name="x")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_fields_that_are_left_out_stay_unset(frozen):
+    @dataclass(frozen=frozen)
+    class Sizes(nl.NKIObject):
+        rows: int
+        columns: int
+        depth: int = 3
+
+    sizes = Sizes(2)
+    assert (sizes.rows, sizes.depth) == (2, 3)
+    with pytest.raises(AttributeError, match="columns"):
+        sizes.columns  # noqa: B018
+    assert Sizes(1, columns=2).columns == 2
+    with pytest.raises(TypeError, match="unexpected"):
+        Sizes(1, width=2)
+    with pytest.raises(TypeError, match="positional"):
+        Sizes(1, 2, 3, 4)
