@@ -30,9 +30,13 @@ def _missing_fields(cls: type, given: int, kwargs: dict[str, Any]) -> list[str]:
 class NKIObject(metaclass=_NKIObjectType):
     """Base class of kernels' own dataclasses and configuration objects.
 
-    A dataclass derived from it may leave out annotations: every public attribute of the class is a field. Fields that a
-    call leaves out stay unset: reading one is an `AttributeError`.
+    Keywords become attributes. A dataclass derived from it may leave out annotations: every public attribute of the
+    class is a field. Fields that a call leaves out stay unset: reading one is an `AttributeError`.
     """
+
+    def __init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            setattr(self, name, value)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

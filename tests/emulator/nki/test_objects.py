@@ -34,3 +34,15 @@ def test_fields_that_are_left_out_stay_unset(frozen):
         Sizes(1, width=2)
     with pytest.raises(TypeError, match="positional"):
         Sizes(1, 2, 3, 4)
+
+
+def test_keywords_become_attributes():
+    class Tile(nl.NKIObject):
+        rows: int
+
+        def double(self):
+            self.rows *= 2
+
+    tile = Tile(rows=4, other=None)
+    tile.double()
+    assert (tile.rows, tile.other) == (8, None)
