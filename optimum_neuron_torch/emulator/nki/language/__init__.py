@@ -1,6 +1,7 @@
 """What `nki.language` offers."""
 
 from ..dtypes import (
+    DType,
     bfloat16,
     bool_,
     float4_e2m1fn_x4,
