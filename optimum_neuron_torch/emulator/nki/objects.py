@@ -8,13 +8,18 @@ class _NKIObjectType(type):
     """Makes objects of dataclasses though fields without a default are not given, as NKI does: they stay unset."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if "__dataclass_fields__" not in cls.__dict__:
+        if "__dataclass_fields__" not in cls.__dict__ or not _is_generated(cls.__init__):
             return super().__call__(*args, **kwargs)
         missing = _missing_fields(cls, len(args), kwargs)
         made = super().__call__(*args, **kwargs, **dict.fromkeys(missing))
         for name in missing:
             object.__delattr__(made, name)
         return made
+
+
+def _is_generated(init: Any) -> bool:
+    """Whether `dataclass` wrote it, rather than the author of the class."""
+    return init.__code__.co_filename == "<string>"
 
 
 def _missing_fields(cls: type, given: int, kwargs: dict[str, Any]) -> list[str]:

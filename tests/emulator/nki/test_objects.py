@@ -46,3 +46,17 @@ def test_keywords_become_attributes():
     tile = Tile(rows=4, other=None)
     tile.double()
     assert (tile.rows, tile.other) == (8, None)
+
+
+def test_an_init_of_its_own_is_called_as_it_is():
+    @dataclass
+    class Parameters(nl.NKIObject):
+        size: int
+        double: int
+
+        def __init__(self, size):
+            self.size, self.double = size, 2 * size
+
+    assert Parameters(3).double == 6
+    with pytest.raises(TypeError, match="size"):
+        Parameters()
