@@ -14,7 +14,8 @@ from tests.emulator.nki.language.tiles import nisa, nki, nl
 DOCUMENTED = """
     bool_ int8 int16 int32 uint8 uint16 uint32 float16 float32 bfloat16 tfloat32 float8_e4m3 float8_e4m3fn float8_e5m2
     float8_e5m2_x4 float8_e4m3fn_x4 float8_e8m0fnu float4_e2m1fn_x4 sbuf psum hbm private_hbm shared_hbm tile_size
-    DType MemoryRegion NKIObject NkiTensor is_hbm is_on_chip is_psum is_sbuf ds ndarray zeros ones full zeros_like empty_like
+    DType
+    MemoryRegion NKIObject NkiTensor is_hbm is_on_chip is_psum is_sbuf ds ndarray zeros ones full zeros_like empty_like
     load store load_transpose2d copy shared_constant shared_identity_matrix device_print rand random_seed
     program_id num_programs program_ndim affine_range sequential_range static_range dynamic_range fori_loop while_loop
     no_reorder expand_dims broadcast_to transpose matmul gather_flattened where dropout softmax rms_norm
