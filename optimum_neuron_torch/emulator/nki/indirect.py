@@ -36,17 +36,23 @@ def gather(tensor: "NkiTensor") -> np.ndarray:
     return _gather_columns(tensor)
 
 
-def scatter(tensor: "NkiTensor", values: np.ndarray) -> None:
-    """Writes `values` where the index points; rows out of bounds are left out."""
+def scatter(tensor: "NkiTensor", values: np.ndarray, keep: np.ndarray | None = None) -> None:
+    """Writes `values` where the index points; rows out of bounds, or that `keep` does not mark, are left out."""
     kind = tensor.indirection.kind
     if kind == "scalar":
         view, rows = _resolved(tensor)
         if rows.stop > rows.start:
-            view.write(convert(values, tensor.dtype).reshape(tensor.shape)[rows])
+            values = convert(values, tensor.dtype).reshape(tensor.shape)
+            if keep is None:
+                view.write(values[rows])
+            else:
+                for row in range(rows.start, rows.stop):
+                    if keep[row]:
+                        view[row - rows.start : row - rows.start + 1].write(values[row : row + 1])
         return
     if kind == "vector":
         rows, index = _rows(tensor)
-        valid = _valid(tensor, index)
+        valid = _valid(tensor, index) if keep is None else _valid(tensor, index) & keep
         rows[index[valid]] = convert(values, tensor.dtype).reshape(tensor.shape)[valid]
         for position in index[valid]:
             _row(tensor, int(position)).note_write()

@@ -1,6 +1,7 @@
 """The DMA engines: copies between HBM and SBUF, transposes on the way, sums on the way.
 
-Sources: `nki.isa.dma_copy`, `dma_transpose` and `dma_compute` in the Neuron documentation's API reference.
+Sources: the Neuron documentation's API reference (`nki.isa.dma_copy`, `dma_transpose`, `dma_compute`), and its page on
+descriptor generation.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..dtypes import to_float32
 from ..errors import NkiError
-from ..indirect import in_bounds
+from ..indirect import in_bounds, index_values, scatter
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
@@ -48,6 +49,23 @@ def _check_modes(priority: int | None, dge_mode: Any, oob_mode: Any, engine: Any
     return dge_mode, oob_mode
 
 
+def _is_gather(tensor: NkiTensor) -> bool:
+    """Whether it has an index per partition."""
+    return tensor.is_indirect() and tensor.indirection.kind == "vector"
+
+
+def _check_indices(dge_mode: Any, *tensors: NkiTensor) -> None:
+    """An index per partition lies in SBUF, from where the GpSimd engine makes descriptors of it."""
+    for tensor in filter(_is_gather, tensors):
+        index = tensor.indirection.index
+        if index.buffer is not MemoryRegion.sbuf:
+            raise NkiError(f"the indices of a gather or scatter are in SBUF, not {index.describe()}: load them first")
+        if dge_mode not in (dge_modes.unknown, dge_modes.swdge):
+            raise NkiError(
+                f"dge_mode={dge_mode.name}: gathers and scatters ({tensor.describe()}) take swdge, or unknown"
+            )
+
+
 def _check_bounds(oob_mode: Any, *tensors: NkiTensor) -> None:
     for tensor in tensors:
         if tensor.is_indirect() and oob_mode is oob_modes.error and not in_bounds(tensor).all():
@@ -78,6 +96,7 @@ def dma_copy(
         raise NkiError(f"{src.size} elements into {dst.size} ({src.describe()} to {dst.describe()})")
     if dge_mode is dge_modes.hwdge and dst.dtype != src.dtype:
         raise NkiError(f"dge_mode.hwdge does not cast: src is {src.dtype}, dst {dst.dtype}")
+    _check_indices(dge_mode, dst, src)
 
     def copy() -> None:
         _check_bounds(oob_mode, dst, src)
@@ -95,8 +114,16 @@ def _copy_rows(dst: NkiTensor, src: NkiTensor, keep: np.ndarray) -> None:
     if not keep.any():
         return
     rows = _cast(src.read(), src, dst).reshape(src.shape[0], -1)
-    if dst.size // src.shape[0] != dst.free_size or dst.shape[0] != src.shape[0]:
+    if dst.shape[0] != src.shape[0]:
         raise NkiError(f"rows that are skipped need dst to have them as its own: {src.describe()} to {dst.describe()}")
+    _write_rows(dst, rows, keep)
+
+
+def _write_rows(dst: NkiTensor, rows: np.ndarray, keep: np.ndarray) -> None:
+    """Those of `rows` that `keep` marks, one for each position of the first dimension."""
+    if dst.is_indirect():
+        scatter(dst, rows, keep)
+        return
     for row in np.flatnonzero(keep):
         dst[int(row) : int(row) + 1].write(rows[row])
 
@@ -128,20 +155,29 @@ def dma_transpose(
         raise NkiError(f"{list(src.shape)} becomes {list(wanted)}, but dst is {dst.describe()}")
     if dst.buffer is not MemoryRegion.sbuf:
         raise NkiError(f"dst must be in SBUF, but is {dst.describe()}")
+    if dst.is_indirect():
+        raise NkiError(f"dst of a transpose has no dynamic index, but is {dst.describe()}")
     _check_transpose_mode(src, dge_mode)
+    _check_indices(dge_mode, src)
+    if _is_gather(src):
+        _check_gather_transpose(src)
 
     def transpose() -> None:
         _check_bounds(oob_mode, src)
-        dst.write(src.read().reshape(src.shape).transpose(order))
+        values = src.read().reshape(src.shape).transpose(order)
+        keep = in_bounds(src) if src.is_indirect() else None
+        if keep is None or keep.all():
+            dst.write(values)
+            return
+        for row in map(int, np.flatnonzero(keep)):
+            dst[..., row : row + 1].write(values[..., row : row + 1])
 
     return Step("dma", (dst,), (src,), transpose, {"transpose": True})
 
 
 def _check_transpose_mode(src: NkiTensor, dge_mode: Any) -> None:
-    is_gather = src.is_indirect() and src.indirection.kind == "vector"
-    allowed = (dge_modes.unknown, dge_modes.swdge if is_gather else dge_modes.hwdge)
-    if dge_mode not in allowed:
-        raise NkiError(f"dge_mode={dge_mode.name}: this transpose takes {' or '.join(mode.name for mode in allowed)}")
+    if dge_mode is dge_modes.swdge and not src.is_indirect():
+        raise NkiError("dge_mode.swdge transposes what an index chooses; without one, hwdge, none or unknown")
     if dge_mode is dge_modes.hwdge:
         rows = src.shape[0]
         fits = rows == 16 if src.ndim == 2 else rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % 16 == 0
@@ -150,6 +186,27 @@ def _check_transpose_mode(src: NkiTensor, dge_mode: Any) -> None:
                 "dge_mode.hwdge transposes elements of 2 bytes, 16 rows (or rows that make 16 with the dimension "
                 f"before the last), and up to 128 columns, not {src.describe()}"
             )
+
+
+def _check_gather_transpose(src: NkiTensor) -> None:
+    """What the transposes of rows that an index chooses take."""
+    needs_generation(3, "a transpose of indexed rows")
+    index, rows = src.indirection.index, src.shape[0]
+    if src.dtype.itemsize != 2 or src.shape[-1] > 128 or rows % 16:
+        raise NkiError(
+            "indexed rows are transposed with elements of 2 bytes, up to 128 in the last dimension, and a multiple of "
+            f"16 rows, not {src.describe()}"
+        )
+    if src.ndim == 4 and 1 not in src.shape[1:3]:
+        raise NkiError(f"of four dimensions the second or the third has one element, but src is {src.describe()}")
+    if index.dtype not in ("uint32", "int32"):  # documented as uint32; public kernels pass int32, too
+        raise NkiError(f"the indices are uint32, but are {index.describe()}")
+    partitions, columns = index.shape[0], index.free_size
+    if index.ndim != 2 or partitions % 16 or (columns > 1 and partitions != 128) or index.size < rows:
+        raise NkiError(
+            "the indices have two dimensions, a multiple of 16 partitions (128 where there are several columns), and "
+            f"one for each of the {rows} rows, but are {index.describe()}"
+        )
 
 
 @instruction
@@ -163,32 +220,69 @@ def dma_compute(
 ) -> Step:
     """`dst = srcs[0] + srcs[1] + ...`, summed in float32 on the way; one of them, or `dst`, may be indexed per row."""
     oob_mode = member(oob_mode, oob_modes)
+    if not isinstance(srcs, (list, tuple)) or not 1 <= len(srcs) <= 16:
+        raise NkiError(f"srcs is a list of 1 to 16 tensors, but is {srcs!r}")
     _check_dma(("dst", dst), *((f"srcs[{i}]", src) for i, src in enumerate(srcs)))
     if getattr(reduce_op, "name", None) != "add":
         raise NkiError(f"reduce_op is nl.add, but is {reduce_op!r}")
     if scales is not None and (len(scales) != len(srcs) or any(scale != 1.0 for scale in scales)):
         raise NkiError(f"scales are all 1.0, one for each of srcs, but are {scales!r}")
-    if not 1 <= len(srcs) <= 16:
-        raise NkiError(f"srcs are 1 to 16 tensors, but there are {len(srcs)}")
     for src in srcs:
         if src.size != dst.size:
             raise NkiError(f"srcs and dst have as many elements: {src.describe()} against {dst.describe()}")
     indirect = [tensor for tensor in (dst, *srcs) if tensor.is_indirect()]
-    if indirect and (len(srcs) != 2 or not unique_indices):
-        raise NkiError("with an indexed tensor there are two srcs, and unique_indices=True")
+    if indirect:
+        _check_read_modify_write(dst, srcs, unique_indices)
 
     def compute() -> None:
         _check_bounds(oob_mode, *indirect)
-        values = [to_float32(src.read(), src.dtype).reshape(dst.shape) for src in srcs]
-        total = values[0]
-        for value in values[1:]:
-            total = total + value
-        skipped = [in_bounds(src) for src in srcs if src.is_indirect()] if not dst.is_indirect() else []
-        if skipped and not all(keep.all() for keep in skipped):
-            keep = np.logical_and.reduce(skipped)
-            for row in np.flatnonzero(keep):
-                dst[int(row) : int(row) + 1].write(total[row])
-        else:
+        total = to_float32(srcs[0].read(), srcs[0].dtype).reshape(dst.shape)
+        for src in srcs[1:]:
+            total = total + to_float32(src.read(), src.dtype).reshape(dst.shape)
+        if dst.is_indirect():
+            _check_unique(dst)
+        keep = in_bounds(indirect[0]) if indirect else None
+        if keep is None or keep.all():
             dst.write(total)
+        else:
+            _write_rows(dst, total, keep)
 
     return Step("dma", (dst,), tuple(srcs), compute, {"compute": True})
+
+
+def _check_read_modify_write(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
+    """Either `dst[indices] += src` in HBM, with src in SBUF, or `dst += src[indices]` in SBUF, with src in HBM."""
+    if len(srcs) != 2 or unique_indices is not True:
+        raise NkiError("with an indexed tensor there are two srcs, and unique_indices=True")
+    other = [src for src in srcs if not _is_same(src, dst)]
+    if len(other) != 1 or not any(map(_is_gather, (dst, *other))):
+        raise NkiError(
+            "with an indexed tensor one of srcs is dst itself, and the other or both dst and it have a vector_offset: "
+            f"dst is {dst.describe()}, srcs are {', '.join(src.describe() for src in srcs)}"
+        )
+    if _is_gather(dst) == other[0].is_indirect():
+        raise NkiError("either dst (and the source that is the same) has a vector_offset, or the other source")
+    on_chip = other[0] if _is_gather(dst) else dst
+    if on_chip.buffer is not MemoryRegion.sbuf:
+        raise NkiError(f"what has no vector_offset is in SBUF, but is {on_chip.describe()}")
+    _check_indices(dge_modes.swdge, dst, other[0])
+
+
+def _is_same(first: NkiTensor, second: NkiTensor) -> bool:
+    """Whether both are the same elements, by the same index if there is one."""
+    if first.storage is not second.storage or first.place != second.place:
+        return False
+    one, two = first.indirection, second.indirection
+    if one is None or two is None:
+        return one is two
+    return one.kind == two.kind and (one.index is two.index or _is_same(one.index, two.index))
+
+
+def _check_unique(dst: NkiTensor) -> None:
+    chosen = index_values(dst.indirection.index, dst.shape[0])[in_bounds(dst)]
+    values, counts = np.unique(chosen, return_counts=True)
+    if (counts > 1).any():
+        raise NkiError(
+            f"index {values[counts > 1][0]} is given more than once, and unique_indices=True: what becomes of rows "
+            "that are added to twice is undefined"
+        )
