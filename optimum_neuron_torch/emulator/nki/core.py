@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import watchdog
 from .chips import Chip
 from .dtypes import as_dtype
 from .errors import NkiError, NkiWarning, kernel_frame, location_of
@@ -237,12 +238,19 @@ def is_running() -> bool:
 def running(core: Core) -> Iterator[None]:
     """This thread executes for `core`."""
     previous = getattr(_THREAD, "core", None)
+    if previous is None:
+        watchdog.watch(core.run)
     _THREAD.core = core
     try:
         with np.errstate(all="ignore"):
             yield
+    except watchdog.EndlessLoopError as error:
+        error.place_in_kernel()
+        raise
     finally:
         _THREAD.core = previous
+        if previous is None:
+            watchdog.leave()
 
 
 def set_op(op: str | None) -> None:

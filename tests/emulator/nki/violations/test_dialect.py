@@ -184,3 +184,9 @@ def test_engine_that_is_a_string():
 @refused("'one'", "number", op="memset")
 def test_value_that_is_a_string():
     nisa.memset(dst=sbuf(128, 64), value="one")  # <- here
+
+
+@refused("op=", "'add'", "nl.add", op="tensor_tensor")
+def test_operator_that_is_a_string():
+    tile = filled(128, 64)
+    nisa.tensor_tensor(dst=sbuf(128, 64), data1=tile, data2=tile, op="add")  # <- here

@@ -238,3 +238,40 @@ def test_what_trn2_refuses_trn3_does(monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     with pytest.raises(nisa.NkiValidationError, match="exponential needs NeuronCore-v4"):
         kernel()
+
+
+@refused("nl.power", "PSUM", op="tensor_tensor")
+def test_power_of_what_is_in_psum():
+    """Only GpSimd computes powers."""
+    left, right = psum(128, 64), sbuf(128, 64)
+    nisa.tensor_tensor(dst=sbuf(128, 64), data1=left, data2=right, op=nl.power)  # <- here
+
+
+@refused("PSUM", "psum", op="tensor_partition_reduce")
+def test_reduction_across_partitions_of_psum():
+    source = psum(128, 64)
+    nisa.tensor_partition_reduce(dst=sbuf(1, 64), op=nl.add, data=source)  # <- here
+
+
+@refused("gpsimd", "nl.rsqrt", op="tensor_scalar")
+def test_arithmetic_on_gpsimd():
+    source = sbuf(128, 64)
+    nisa.tensor_scalar(dst=source, data=source, op0=nl.add, operand0=1.0, engine=nisa.engine.gpsimd)  # <- here
+
+
+@refused("nl.maximum", "scalar", op="tensor_scalar")
+def test_maximum_on_the_scalar_engine():
+    source = sbuf(128, 64)
+    nisa.tensor_scalar(dst=source, data=source, op0=nl.maximum, operand0=1.0, engine=nisa.engine.scalar)  # <- here
+
+
+@refused("nl.abs_max", "NeuronCore-v4", "Trn2", op="tensor_tensor")
+def test_operator_of_trn3_on_trn2():
+    tile = sbuf(128, 64)
+    nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.abs_max)  # <- here
+
+
+@refused("indirect", "NeuronCore-v4", "Trn2")
+def test_tensor_indirection_on_trn2():
+    tile, index = sbuf(128, 64), sbuf(128, 1, dtype=nl.uint16)
+    tile.indirect(index)  # <- here

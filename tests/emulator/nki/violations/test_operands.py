@@ -476,3 +476,42 @@ def test_array_where_a_number_is_wanted():
 def test_dma_that_multiplies():
     source, target = hbm(128, 64), hbm(128, 64)
     nisa.dma_compute(dst=target, srcs=[source, source], reduce_op=nl.multiply)  # <- here
+
+
+@refused("pattern", "pairs", op="affine_select")
+def test_pattern_that_is_flat():
+    tile = sbuf(128, 512)
+    nisa.affine_select(  # <- here
+        dst=tile, pattern=[1, 512], channel_multiplier=1, on_true_tile=tile, on_false_value=0.0
+    )
+
+
+@refused("2.5", "int32", "integer", op="memset")
+def test_fraction_into_integers():
+    tile = nl.ndarray((128, 64), nl.int32)
+    nisa.memset(dst=tile, value=2.5)  # <- here
+
+
+@refused("2.0", "int32", "integer", op="memset")
+def test_whole_float_into_integers():
+    """Since NKI 0.3 the value has the kind of the destination."""
+    tile = nl.ndarray((128, 64), nl.int32)
+    nisa.memset(dst=tile, value=2.0)  # <- here
+
+
+@refused("300", "uint8", "0", "255", op="memset")
+def test_number_that_its_dtype_does_not_hold():
+    tile = nl.ndarray((128, 64), nl.uint8)
+    nisa.memset(dst=tile, value=300)  # <- here
+
+
+@refused("perf_mode", "'double_row'", "nisa.matmul_perf_mode", op="nc_matmul")
+def test_perf_mode_that_is_a_string():
+    left, right = matrix(128, 64), matrix(128, 32)
+    nisa.nc_matmul(dst=psum(64, 32), stationary=left, moving=right, perf_mode="double_row")  # <- here
+
+
+@refused("accumulate", "'yes'", op="nc_matmul")
+def test_accumulate_that_is_a_string():
+    left, right = matrix(128, 64), matrix(128, 32)
+    nisa.nc_matmul(dst=psum(64, 32), stationary=left, moving=right, accumulate="yes")  # <- here
