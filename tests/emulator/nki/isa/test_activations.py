@@ -1,6 +1,7 @@
 """activation, activation_reduce, activate2, exponential: against the functions' mathematical definitions."""
 
 import math
+import re
 import warnings
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_inputs_outside_the_valid_range_are_warned_of(op, inside, outside):
         issued(emit, np.full((8, 4), inside, np.float32))
     x = np.full((8, 4), inside, np.float32)
     x[3, 1] = outside
-    with pytest.warns(NkiWarning, match=f"nl.{op} of {outside:g}"):
+    with pytest.warns(NkiWarning, match=re.escape(f"nl.{op} of {outside:g}")):
         issued(emit, x)
 
 
@@ -313,7 +314,7 @@ def test_reductions_of_activate2(op):
 
 @pytest.mark.parametrize("is_tensor", [False, True])
 @pytest.mark.parametrize(
-    "in_dtype, out_dtype", [("float32", "bfloat16"), ("bfloat16", "float32"), ("uint8", "float16")]
+    "in_dtype, out_dtype", [("float32", "bfloat16"), ("bfloat16", "float32"), ("uint8", "float32")]
 )
 def test_exponential(in_dtype, out_dtype, is_tensor):
     x, highest = some(in_dtype, 100, 2, 6), some("float32", 100, 1, seed=1)
