@@ -19,12 +19,16 @@ from .errors import SIMULATOR_DIR, NkiError
 
 PATIENCE_VARIABLE = "NEURON_EMULATOR_NKI_PATIENCE"
 DEFAULT_PATIENCE = 60.0  # seconds of processor time
+ARRIVAL_TURNS = 10_000
 
 
 class EndlessLoopError(NkiError):
     """Raised in the kernel's thread, at the line that it is at."""
 
     def __init__(self) -> None:
+        watched = _watched.get(threading.get_ident())
+        if watched is not None:
+            watched.is_pending = False
         super().__init__(
             f"the kernel has computed for {patience():g} s without an instruction: a Python loop that never ends? "
             f"{PATIENCE_VARIABLE} sets how long it may"
@@ -45,7 +49,7 @@ class _Watched:
     steps: int
     seconds: float  # of processor time, at the last instruction seen
     patience: float
-    was_stopped: bool = False
+    is_pending: bool = False  # an error was sent and has not arrived
 
 
 _watched: dict[int, _Watched] = {}  # by thread
@@ -82,10 +86,19 @@ def watch(run: Any) -> None:
 
 def leave() -> None:
     """This thread's kernel has ended."""
-    with _change:
-        watched = _watched.pop(threading.get_ident(), None)
-        if watched is not None and watched.was_stopped:
-            _raise_in(watched.thread, None)  # what has not arrived must not arrive in the caller's code
+    thread = threading.get_ident()
+    watched = _watched.get(thread)
+    try:
+        with _change:
+            _watched.pop(thread, None)
+        # What was sent and has not arrived must not arrive in the caller's code: it does at the next turn of a
+        # loop. Taking it back would leave the interpreter waiting (CPython 3.11 hangs then under a trace function).
+        for _ in range(ARRIVAL_TURNS if watched is not None and watched.is_pending else 0):
+            pass
+    except EndlessLoopError:
+        pass
+    finally:
+        _watched.pop(thread, None)
 
 
 def _start_watcher() -> None:
@@ -114,13 +127,12 @@ def _look_at(watched: _Watched) -> None:
     if watched.run.steps_left != watched.steps:
         watched.steps, watched.seconds = watched.run.steps_left, seconds
     elif seconds - watched.seconds > watched.patience:
-        watched.was_stopped, watched.seconds = True, seconds
+        watched.is_pending, watched.seconds = True, seconds
         _raise_in(watched.thread, EndlessLoopError)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _forget() -> None:
