@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..core import current
+from ..core import current, warn_once
 from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
@@ -22,9 +22,10 @@ def core_barrier(data: NkiTensor, cores: Sequence[int], engine: Any = engines.gp
     """Neither core goes on before both are here; `data` is the tensor in shared HBM that they wait for."""
     needs_generation(3, "core_barrier")
     core = current()
-    if not isinstance(data, NkiTensor) or data.buffer is not MemoryRegion.shared_hbm:
-        given = data.describe() if isinstance(data, NkiTensor) else repr(data)
-        raise NkiError(f"data is what both cores share: a tensor in shared HBM, not {given}")
+    if not isinstance(data, NkiTensor):
+        raise NkiError(f"data is what both cores share: a tensor in shared HBM, not {data!r}")
+    if data.buffer is not MemoryRegion.shared_hbm:
+        warn_once(f"core_barrier waits for tensors in shared HBM, and {data.describe()} is a core's own")
     if tuple(cores) != (0, 1):
         raise NkiError(f"cores={tuple(cores)}: the barrier is between both cores, (0, 1)")
     _needs_two_cores(core)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core import warn_once
 from ..dtypes import convert, to_float32
 from ..errors import NkiError
 from ..instruction import Step, instruction
@@ -54,8 +55,10 @@ def _element(dst: NkiTensor, value: Any) -> Any:
             raise NkiError(f"value={value!r}: packed elements ({dtype}) can only be set to 0")
         return np.zeros((), dtype.storage)
     if dtype.is_integer:
+        if not float(value).is_integer():
+            raise NkiError(f"value={value!r} is no integer, and dst is {dst.describe()}")
         if not isinstance(value, (int, np.integer)):
-            raise NkiError(f"value={value!r} is no integer, and dst is {dst.describe()}: write 2, not 2.0")
+            warn_once(f"memset of {dtype} with value={value!r}: NKI takes integers for integers, write {int(value)}")
         if not dtype.min <= value <= dtype.max:
             raise NkiError(f"value={value!r} does not fit into {dtype}, which goes from {dtype.min} to {dtype.max}")
         return np.array(int(value), dtype.storage)
