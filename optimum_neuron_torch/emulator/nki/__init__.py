@@ -10,7 +10,7 @@ from .finder import install, uninstall
 
 
 _LAZY = {
-    "PerformanceReport": ".report",
+    "PerformanceReport": ".measuring.report",
     "TensorSpec": ".hosts",
     "simulation": ".kernel",
     "targeting": ".chips",

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from .capacity import check_capacity
 from .chips import Chip, current_chip
 from .conversion import Arguments
 from .core import Run, is_running, running
 from .errors import NkiError
 from .hosts import NoDataError
-from .report import PerformanceReport
+from .measuring.capacity import check_capacity
+from .measuring.report import PerformanceReport
 
 
 LNC_SIZES = (1, 2)

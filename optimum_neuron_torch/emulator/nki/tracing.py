@@ -7,13 +7,13 @@ loops on registers, whose body runs once.
 from collections.abc import Callable
 from typing import Any
 
-from .capacity import check_capacity
 from .chips import Chip, current_chip
 from .conversion import Arguments
 from .core import Run, running
 from .kernel import Kernel, blaming, bound_arguments, execute, lnc_size, new_run
+from .measuring.capacity import check_capacity
+from .measuring.report import PerformanceReport
 from .records import Footprint, Record
-from .report import PerformanceReport
 
 
 class Trace:

@@ -5,10 +5,10 @@ import pytest
 
 from optimum_neuron_torch.emulator.nki import dtypes as nl
 from optimum_neuron_torch.emulator.nki import install
-from optimum_neuron_torch.emulator.nki.capacity import peak
 from optimum_neuron_torch.emulator.nki.chips import CHIPS
 from optimum_neuron_torch.emulator.nki.core import Run, running
 from optimum_neuron_torch.emulator.nki.errors import NkiError
+from optimum_neuron_torch.emulator.nki.measuring.capacity import peak
 from optimum_neuron_torch.emulator.nki.memory import MemoryRegion
 
 

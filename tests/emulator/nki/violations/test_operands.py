@@ -492,13 +492,6 @@ def test_fraction_into_integers():
     nisa.memset(dst=tile, value=2.5)  # <- here
 
 
-@refused("2.0", "int32", "integer", op="memset")
-def test_whole_float_into_integers():
-    """Since NKI 0.3 the value has the kind of the destination."""
-    tile = nl.ndarray((128, 64), nl.int32)
-    nisa.memset(dst=tile, value=2.0)  # <- here
-
-
 @refused("300", "uint8", "0", "255", op="memset")
 def test_number_that_its_dtype_does_not_hold():
     tile = nl.ndarray((128, 64), nl.uint8)

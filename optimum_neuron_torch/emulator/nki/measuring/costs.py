@@ -8,8 +8,8 @@ instruction's own page says goes before. Rules that no page gives, for what is l
 import math
 from typing import NamedTuple
 
-from .chips import Chip
-from .records import Footprint, Operand, Record
+from ..chips import Chip
+from ..records import Footprint, Operand, Record
 
 
 PIECES_PER_ENGINE = 8  # partitions that one DMA engine moves; [dma], "Performance Considerations"

@@ -3,7 +3,7 @@
 import pytest
 
 from optimum_neuron_torch.emulator.nki.chips import CHIPS
-from optimum_neuron_torch.emulator.nki.costs import cost_of, matmul_flops, matmul_ideal_ns
+from optimum_neuron_torch.emulator.nki.measuring.costs import cost_of, matmul_flops, matmul_ideal_ns
 from tests.emulator.nki.made import in_hbm, record, tile
 
 

@@ -19,12 +19,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..chips import Chip
+from ..core import Run
+from ..records import Record, operand_at
 from .capacity import QUADRANT, QUADRANTS
-from .chips import Chip
-from .core import Run
 from .costs import cost_of
 from .hazards import Hazards
-from .records import Record, operand_at
 
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "sync")

@@ -3,7 +3,7 @@
 import pytest
 
 from optimum_neuron_torch.emulator.nki.chips import CHIPS
-from optimum_neuron_torch.emulator.nki.estimate import schedule
+from optimum_neuron_torch.emulator.nki.measuring.estimate import schedule
 from tests.emulator.nki.made import in_hbm, record, tile
 
 

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core import Run
+from ..memory import MemoryRegion
+from ..records import Record
 from .capacity import Peak, peak
-from .core import Run
 from .costs import dma_bytes, matmul_flops, matmul_ideal_ns
 from .estimate import ENGINES, Estimate, estimate
-from .memory import MemoryRegion
 from .overlays import overwritten_reads
-from .records import Record
 
 
 ESTIMATE_NOTE = "estimate from documented clocks; no hardware was asked"

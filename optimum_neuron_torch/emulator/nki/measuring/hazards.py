@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .records import Footprint, Record
+from ..records import Footprint, Record
 
 
 # A memory is looked up by cells: as many each way as there are ways to cut it, up to this.

@@ -211,8 +211,8 @@ def test_the_trace_holds_every_instruction(report, tmp_path):
 
 
 def test_memory_in_use_over_time(report):
+    from optimum_neuron_torch.emulator.nki.measuring.timeline import use_over_time
     from optimum_neuron_torch.emulator.nki.memory import MemoryRegion
-    from optimum_neuron_torch.emulator.nki.timeline import use_over_time
 
     times, sizes = use_over_time(report._run.cores[0], report.estimate.cores[0], MemoryRegion.psum)
     assert times == sorted(times) and sizes[0] == 0 and sizes[-1] == pytest.approx(0)

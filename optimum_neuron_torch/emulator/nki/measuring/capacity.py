@@ -8,9 +8,9 @@ partitions take a quarter of the partitions, of up to 64 a half. Tensors with an
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .core import Core
-from .errors import NkiError
-from .memory import MemoryRegion, Usage
+from ..core import Core
+from ..errors import NkiError
+from ..memory import MemoryRegion, Usage
 
 
 QUADRANT = 32  # partitions that instructions may start at: Neuron documentation, NKI architecture guides

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .core import Core
-from .memory import MemoryRegion, Usage
-from .records import Footprint, Record
+from ..core import Core
+from ..memory import MemoryRegion, Usage
+from ..records import Footprint, Record
 
 
 class OverwrittenRead(NamedTuple):

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core import Run
+from ..memory import MemoryRegion
 from .capacity import QUADRANTS, lifetimes
-from .core import Run
 from .estimate import ENGINES, CoreEstimate
-from .memory import MemoryRegion
 
 
 if TYPE_CHECKING:
