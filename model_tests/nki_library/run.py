@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model_tests.nki_library import plugin_variables
 from model_tests.nki_library.checkout import SOURCES, TESTS, Checkout
 from model_tests.nki_library.outcomes import Journal, Outcome
+from model_tests.nki_library.plugin_variables import DONE, LNC, RECORDS
 
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -63,43 +63,53 @@ def run_files(checkout: Checkout, files: list[str], journal: Journal, settings: 
 def _run_file(checkout: Checkout, file: str, platform: str, journal: Journal, settings: Settings) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for _ in range(_RESTARTS):
-        new, died_in = _run_once(checkout, file, platform, journal, settings)
+        new, is_over = _run_once(checkout, file, platform, journal, settings)
         journal.add(new)
         outcomes += new
-        if died_in is None:
+        if is_over:
             return outcomes
-        killed = Outcome(died_in, file, platform, "stopped", f"more than {settings.seconds} s, or the process died")
-        journal.add([killed])
-        outcomes.append(killed)
-    return outcomes
+    raise RuntimeError(f"{_RESTARTS} processes for {file} have died: see {settings.logs}")
 
 
 def _run_once(
     checkout: Checkout, file: str, platform: str, journal: Journal, settings: Settings
-) -> tuple[list[Outcome], str | None]:
-    """What one process recorded, and the test that it died in."""
-    with tempfile.TemporaryDirectory(prefix="nki-library-") as name:
-        folder = Path(name)
-        done = journal.done(file, settings.large)
-        (folder / "done.json").write_text(json.dumps(sorted(done)))
-        (folder / "records.jsonl").touch()
-        log = settings.logs / f"{file.replace('/', '-').removesuffix('.py')}-{platform}.log"
+) -> tuple[list[Outcome], bool]:
+    """What one process recorded, and whether it came to its end."""
+    name = f"{file.replace('/', '-').removesuffix('.py')}-{platform}"
+    log, records = settings.logs / f"{name}.log", settings.logs / f"{name}.jsonl"
+    # A run that was interrupted left what it had.
+    journal.add(_ended(records, file, platform)[0])
+    with tempfile.TemporaryDirectory(prefix="nki-library-") as folder:
+        done = Path(folder) / "done.json"
+        done.write_text(json.dumps(sorted(journal.done(file, settings.large))))
+        records.write_text("")
         with log.open("a") as output:
             ended_with = subprocess.run(
-                _command(checkout, file, platform, folder, settings),
+                _command(checkout, file, platform, Path(folder), settings),
                 cwd=folder,
-                env=_variables(checkout, folder, settings),
+                env={**_variables(checkout, settings), DONE: str(done), RECORDS: str(records)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 preexec_fn=_limit(settings.gigabytes),
             ).returncode
-        lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    ended = [Outcome.of_record(file, platform, line) for line in lines if line["event"] == "end"]
-    last = lines[-1] if lines else None
-    died_in = last["test"] if last is not None and last["event"] == "start" else None
-    if died_in is None and ended_with not in _ENDED:
-        raise RuntimeError(f"pytest ended with {ended_with} outside a test of {file}: see {log}")
-    return [outcome for outcome in ended if not outcome.is_unasked], died_in
+    outcomes, died_in = _ended(records, file, platform)
+    records.unlink()
+    if died_in is None:
+        if ended_with not in _ENDED:
+            raise RuntimeError(f"pytest ended with {ended_with} outside a test of {file}: see {log}")
+        return outcomes, True
+    # The time limit ends the process with 1, a crash with a signal's number.
+    stopped = ended_with == 1
+    reason = f"more than {settings.seconds} s" if stopped else f"the process ended with {ended_with}"
+    return [*outcomes, Outcome(died_in, file, platform, "stopped" if stopped else "failed", reason)], False
+
+
+def _ended(records: Path, file: str, platform: str) -> tuple[list[Outcome], str | None]:
+    """The outcomes in a file of records, and the test that has begun and not ended."""
+    lines = [json.loads(line) for line in records.read_text().splitlines()] if records.is_file() else []
+    outcomes = [Outcome.of_record(file, platform, line) for line in lines if line["event"] == "end"]
+    is_open = bool(lines) and lines[-1]["event"] == "start"
+    return [outcome for outcome in outcomes if not outcome.is_unasked], lines[-1]["test"] if is_open else None
 
 
 def _command(checkout: Checkout, file: str, platform: str, folder: Path, settings: Settings) -> list[str]:
@@ -112,7 +122,7 @@ def _command(checkout: Checkout, file: str, platform: str, folder: Path, setting
     ]
 
 
-def _variables(checkout: Checkout, folder: Path, settings: Settings) -> dict[str, str]:
+def _variables(checkout: Checkout, settings: Settings) -> dict[str, str]:
     variables = {
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         **os.environ,
@@ -123,9 +133,7 @@ def _variables(checkout: Checkout, folder: Path, settings: Settings) -> dict[str
         # Nothing of a run stays in the checkout.
         "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "nki-library-bytecode"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        plugin_variables.RECORDS: str(folder / "records.jsonl"),
-        plugin_variables.DONE: str(folder / "done.json"),
-        plugin_variables.LNC: str(settings.lnc or ""),
+        LNC: str(settings.lnc or ""),
     }
     if settings.large:
         variables["NKILIB_SIMULATION_RUN_ALL"] = "1"
