@@ -6,6 +6,7 @@
 #   TORCH_INDEX_URL   package index for that one step (PyTorch's install selector names one with CPU builds)
 #   ARGS              further arguments of the target's program, e.g. make test ARGS="-k buckets -x"
 #   DIFFUSERS, TRANSFORMERS   make conformance: checkouts of the two libraries
+#   NKI_LIBRARY       make conformance-nki: a checkout of aws-neuron/nki-library
 #   CONFORMANCE_PYTHON        make conformance: an interpreter to use as it is, e.g. of an environment with the native package
 
 PYTHON ?= $(firstword $(foreach python,python3.11 python3,$(if $(shell $(python) -c "import venv" 2>/dev/null && echo 1),$(python))))
@@ -15,6 +16,7 @@ ARGS ?=
 DIFFUSERS ?=
 TRANSFORMERS ?=
 CONFORMANCE_PYTHON ?=
+NKI_LIBRARY ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 # Stands on .venv, whose packages it sees, and adds what the upstream suites import.
 CONFORMANCE_VENV := .venv-conformance
+NKI_VENV := .venv-nki
 
 DEVICE := optimum_neuron_torch/emulator/device
 EXTENSION_SOURCES := $(DEVICE)/build.py $(wildcard $(DEVICE)/csrc/* $(DEVICE)/csrc/*/*)
@@ -32,7 +35,7 @@ INSTALLED_TORCH := $(wildcard $(VENV)/lib/python3.*/site-packages/torch/version.
 # Nothing here may ask a model hub: all that runs ships with a package or is made on the spot.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-slow coverage parity conformance conformance-torch lint format clean FORCE
+.PHONY: help setup demo test test-slow coverage parity conformance conformance-torch conformance-nki lint format clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +46,7 @@ help:
 	@echo "make coverage   architectures compiled for the device, against the CPU; writes docs/reference/architectures.md"
 	@echo "make parity     generate() in buckets, every class of Transformers against the CPU; writes docs/reference/generation.md"
 	@echo "make conformance  Hugging Face's own test suites on the neuron device (DIFFUSERS=checkout TRANSFORMERS=checkout)"
+	@echo "make conformance-nki  nki-library's own tests on the NKI simulator (NKI_LIBRARY=checkout)"
 	@echo "make lint       ruff: rules and formatting (make format repairs both)"
 	@echo "make setup      only the environment"
 	@echo "make clean      remove the environment, builds and caches of this checkout"
@@ -71,6 +75,9 @@ conformance: $(if $(CONFORMANCE_PYTHON),,setup $(CONFORMANCE_VENV)/.stamp)
 	$(or $(CONFORMANCE_PYTHON),$(CONFORMANCE_VENV)/bin/python) -m model_tests.upstream \
 		$(if $(DIFFUSERS),--diffusers "$(DIFFUSERS)") $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") $(ARGS)
 
+conformance-nki: setup $(NKI_VENV)/.stamp
+	$(NKI_VENV)/bin/python -m model_tests.nki_library "$(NKI_LIBRARY)" $(ARGS)
+
 lint: $(STAMPS)/package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,7 +87,7 @@ format: $(STAMPS)/package
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(CONFORMANCE_VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CONFORMANCE_VENV) $(NKI_VENV) build dist *.egg-info .pytest_cache .ruff_cache
 	rm -rf $(DEVICE)/_build $(DEVICE)/_C*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -108,6 +115,13 @@ $(CONFORMANCE_VENV)/.stamp: $(STAMPS)/package requirements/conformance.txt
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> "$$($(CONFORMANCE_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
 	$(CONFORMANCE_VENV)/bin/python -m pip --disable-pip-version-check install -r requirements/conformance.txt
+	@touch $@
+
+$(NKI_VENV)/.stamp: $(STAMPS)/package requirements/nki_library.txt
+	$(BIN)/python -m venv $(NKI_VENV)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$($(NKI_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
+	$(NKI_VENV)/bin/python -m pip --disable-pip-version-check install -r requirements/nki_library.txt
 	@touch $@
 
 # A step of its own, so that a failed compilation stops make with the compiler's words.
