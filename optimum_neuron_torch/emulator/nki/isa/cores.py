@@ -10,7 +10,7 @@ from ..memory import MemoryRegion
 from ..tensor import NkiTensor
 from .constants import dma_engine as dma_engines
 from .constants import engine as engines
-from .operands import in_buffer, needs_generation, on_chip
+from .operands import in_buffer, member, needs_generation, on_chip
 
 
 # Bytes per partition that the GpSimd engine's own DMA exchanges, by the size of an element: API reference, sendrecv.
@@ -29,6 +29,7 @@ def core_barrier(data: NkiTensor, cores: Sequence[int], engine: Any = engines.gp
     if tuple(cores) != (0, 1):
         raise NkiError(f"cores={tuple(cores)}: the barrier is between both cores, (0, 1)")
     _needs_two_cores(core)
+    engine = member(engine, engines)
     link = core.run.link
     detail = {"barrier": ("core_barrier", link.count(core, "core_barrier"))}
 
@@ -58,7 +59,7 @@ def sendrecv(
     for rank, role in ((send_to_rank, "send_to_rank"), (recv_from_rank, "recv_from_rank")):
         if rank not in (0, 1):
             raise NkiError(f"{role}={rank}: the cores are 0 and 1")
-    if dma_engine is dma_engines.gpsimd_dma:
+    if member(dma_engine, dma_engines) is dma_engines.gpsimd_dma:
         nbytes, limit = src.free_size * src.dtype.itemsize, GPSIMD_DMA_LIMITS[src.dtype.itemsize]
         if nbytes > limit:
             raise NkiError(f"{nbytes} bytes per partition, and dma_engine.gpsimd_dma exchanges {limit} of {src.dtype}")

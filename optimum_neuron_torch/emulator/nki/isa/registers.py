@@ -35,6 +35,8 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     core.run.count_step()
     _check_register(dst, op)
     _check_scalar(src, op, "src")
+    if not src.dtype.is_integer:
+        raise NkiError(f"a register holds an integer, but src is {src.describe()}", op=op)
     if core.is_tracing:
         dst.value, dst.is_unknown = 0, True
         return
@@ -67,4 +69,6 @@ def _check_scalar(tensor: Any, op: str, role: str) -> None:
 def _integer(value: Any, op: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise NkiError(f"a register holds an integer, but got {value!r}", op=op)
+    if not -(2**31) <= value < 2**32:
+        raise NkiError(f"a register has 32 bits, and {value} needs more", op=op)
     return int(value)
