@@ -516,15 +516,20 @@ class NkiTensor(NKIObject):
         if not storage.pitch:
             return self.byte_offset + offset * itemsize, [step * itemsize for step in steps]
         row = storage.row_nbytes // itemsize
-        if steps[0] % row and shape[0] > 1:
-            raise NkiError(
-                f"ap: the first step, {steps[0]}, goes from partition to partition and must be a multiple of the "
-                f"{row} elements that a partition of {self.describe()} has"
-            )
+        first = steps[0]
+        if first % row and shape[0] > 1:
+            own = self.free_size * self.dtype.itemsize // itemsize
+            if first % own:
+                raise NkiError(
+                    f"ap: the first step, {first}, goes from partition to partition and must be a multiple of the "
+                    f"{row} elements that a partition of {self.describe()} has"
+                )
+            # Patterns made from the shape of a view count a partition by what the view has of it.
+            first = first // own * row
         partition, position = divmod(self.byte_offset - storage.base, storage.pitch)
         partition, position = divmod(partition * row + position // itemsize + offset, row)
         start = storage.base + partition * storage.pitch + position * itemsize
-        return start, [steps[0] // row * storage.pitch, *(step * itemsize for step in steps[1:])]
+        return start, [first // row * storage.pitch, *(step * itemsize for step in steps[1:])]
 
     def _pattern_indirection(self, scalar: Any, vector: Any, dim: int) -> Indirection | None:
         if scalar is None and vector is None:

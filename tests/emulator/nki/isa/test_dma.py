@@ -342,3 +342,19 @@ def test_indices_that_do_repeat():
     nisa.memset(dst=values, value=1.0)
     target = rows(index=index)
     nisa.dma_compute(target, [target, values], nl.add)  # <- here
+
+
+def test_a_pattern_made_from_the_shape_of_a_view_counts_its_partitions():
+    """As nki-library's TensorView makes them of slices."""
+
+    @nki.jit
+    def kernel(values):
+        tile = nl.ndarray(values.shape, values.dtype)
+        nisa.dma_copy(dst=tile, src=values)
+        part = tile[:, 6:10].ap([[4, values.shape[0]], [1, 4]])
+        out = nl.ndarray(part.shape, values.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=part)
+        return out
+
+    values = np.arange(5 * 18, dtype=np.float32).reshape(5, 18)
+    np.testing.assert_array_equal(kernel(values), values[:, 6:10])
