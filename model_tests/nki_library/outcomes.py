@@ -14,6 +14,10 @@ _TOO_LARGE = "Skipping slow simulation test"
 _COLLECTIVES = re.compile(r"nki\.collectives\.\w+ needs several devices|PerRankLazyInputGenerator|collective_ranks")
 
 
+# Marked `trace_only` by the suite: they ask the compiler's front end, in simulation mode too.
+_COMPILER = re.compile(r"No module named 'nki\.compiler\.frontend'|nki\.compiler\.frontend")
+
+
 @dataclass(frozen=True)
 class Outcome:
     """
@@ -21,7 +25,8 @@ class Outcome:
 
     Args:
         status: `passed`, `failed`, `skipped` (by the suite itself), `large` (left out by it in simulation),
-            `xfailed`, `collectives` (needs several devices), `memory` and `stopped` (over this run's limits), or
+            `xfailed`, `collectives` (needs several devices), `compiler` (traced by the compiler alone), `memory` and
+            `stopped` (over this run's limits), or
             `not collected` (the file could not be imported).
         lnc: on how many cores its kernels ran, one entry per call.
         instructions: of all its kernels on all cores, where they ran to their end.
@@ -59,6 +64,8 @@ def _status(record: dict[str, Any]) -> str:
         return "large"
     if status == "failed" and _COLLECTIVES.search(message):
         return "collectives"
+    if status == "failed" and _COMPILER.search(message):
+        return "compiler"
     if status == "failed" and re.search(r"MemoryError|Unable to allocate|not enough memory", message):
         return "memory"
     return status

@@ -8,7 +8,18 @@ from collections.abc import Iterable
 from model_tests.nki_library.outcomes import Outcome
 
 
-STATUSES = ("passed", "failed", "not collected", "collectives", "xfailed", "skipped", "large", "memory", "stopped")
+STATUSES = (
+    "passed",
+    "failed",
+    "not collected",
+    "collectives",
+    "compiler",
+    "xfailed",
+    "skipped",
+    "large",
+    "memory",
+    "stopped",
+)
 
 
 def summary(outcomes: Iterable[Outcome]) -> str:

@@ -77,7 +77,7 @@ class NkiTensor(NKIObject):
             strides = (storage.pitch, *strides[1:])
         self.byte_strides = strides
         self.indirection: Indirection | None = None
-        self._array = self._footprint = None
+        self._array = self._footprint = self._fault = None
 
     def _view(
         self,
@@ -94,6 +94,7 @@ class NkiTensor(NKIObject):
         view.storage, view._buffer, view.name = self.storage, self._buffer, self.name
         view.indirection = self.indirection if indirection is None else indirection
         view._array = view._footprint = None
+        view._fault = self._fault
         return view
 
     # What a tensor is
@@ -212,6 +213,8 @@ class NkiTensor(NKIObject):
 
     @property
     def footprint(self) -> Footprint:
+        if self._fault is not None:
+            raise self._fault
         if self._footprint is None:
             storage = self.storage
             self._footprint = Footprint(
@@ -237,6 +240,8 @@ class NkiTensor(NKIObject):
     def array(self) -> np.ndarray:
         """The elements themselves: a NumPy view of shape `shape` and dtype `dtype.storage`, not checked in any way."""
         if self._array is None:
+            if self._fault is not None:
+                raise self._fault
             self._array = np.ndarray(
                 self.shape, self.dtype.storage, self.storage.data.root, self.byte_offset, self.byte_strides
             )
@@ -505,7 +510,10 @@ class NkiTensor(NKIObject):
         start, strides = self._addressed(steps, shape, int(offset or 0), dtype)
         indirection = self._pattern_indirection(scalar_offset, vector_offset, indirect_dim)
         view = self._view(shape, strides, start, dtype, indirection)
-        view._check_inside(pattern, offset, self)
+        try:
+            view._check_inside(pattern, offset, self)
+        except NkiError as error:
+            view._fault = error  # kernels make views that they then do not use: the instruction raises it
         return view
 
     def _addressed(

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import nki
 import nki.isa as nisa
 import nki.language as nl
 from tests.emulator.nki.violating import refused
@@ -184,28 +185,42 @@ def test_pattern_whose_partitions_are_not_a_row_apart():
     tile.ap([[500, 128], [1, 8]])  # <- here
 
 
-@refused("out of bounds", "[[512, 128], [1, 600]]", "sbuf float32[128, 512]")
+@refused("out of bounds", "[[512, 128], [1, 600]]", "sbuf float32[128, 512]", op="memset")
 def test_pattern_past_the_end_of_a_partition():
     tile = sbuf(128, 512)
-    tile.ap([[512, 128], [1, 600]])  # <- here
+    wrong = tile.ap([[512, 128], [1, 600]])  # <- here
+    nisa.memset(dst=wrong, value=0.0)
 
 
-@refused("out of bounds", "partition 128", "sbuf float32[128, 512]")
+@refused("out of bounds", "partition 128", "sbuf float32[128, 512]", op="memset")
 def test_pattern_past_the_last_partition():
     tile = sbuf(128, 512)
-    tile.ap([[512, 128], [1, 8]], offset=512)  # <- here
+    wrong = tile.ap([[512, 128], [1, 8]], offset=512)  # <- here
+    nisa.memset(dst=wrong, value=0.0)
 
 
-@refused("out of bounds", "shared_hbm float32[4, 8]")
+@refused("out of bounds", "shared_hbm float32[4, 8]", op="dma_copy")
 def test_pattern_past_the_end_of_hbm():
     tensor = hbm(4, 8)
-    tensor.ap([[8, 4], [1, 9]])  # <- here
+    wrong = tensor.ap([[8, 4], [1, 9]])  # <- here
+    nisa.dma_copy(dst=sbuf(4, 9), src=wrong)
 
 
-@refused("out of bounds", "offset -1")
+@refused("out of bounds", "offset -1", op="dma_copy")
 def test_pattern_that_starts_before_the_tensor():
     tensor = hbm(4, 8)
-    tensor.ap([[8, 4], [1, 8]], offset=-1)  # <- here
+    wrong = tensor.ap([[8, 4], [1, 8]], offset=-1)  # <- here
+    nisa.dma_copy(dst=sbuf(4, 8), src=wrong)
+
+
+def test_pattern_that_is_not_used():
+    """Kernels make them ahead of the condition that guards their use."""
+
+    @nki.jit
+    def kernel():
+        sbuf(128, 512).ap([[512, 128], [1, 600]])
+
+    kernel()
 
 
 @refused("pattern", "[stride, count]", "[8, 4, 1]")
