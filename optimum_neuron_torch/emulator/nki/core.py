@@ -43,6 +43,10 @@ class Unwritten(NKIObject):
         )
 
 
+class Stopped(BaseException):
+    """Ends a core whose result nobody waits for."""
+
+
 class Run:
     """One call of a kernel: what its cores share.
 
@@ -62,6 +66,7 @@ class Run:
         self.unwritten: dict[tuple[str, str], Unwritten] = {}
         self.messages: set[str] = set()
         self.steps = self.steps_left = _steps()
+        self.is_stopped = False  # its cores are to end at their next instruction
         self.started = time.perf_counter()
         self.seconds = 0.0
         self.link: Any = None  # how two cores wait for and send to each other (lnc.py)
@@ -71,13 +76,20 @@ class Run:
 
         Raises:
             NkiError: there were more than a kernel is allowed, so that one that never ends does end.
+            Stopped: the caller was interrupted.
         """
         self.steps_left -= 1
+        if self.is_stopped:
+            raise Stopped
         if self.steps_left < 0:
             raise NkiError(
                 f"the kernel has issued more than {self.steps} instructions and allocations: a loop that never ends? "
                 f"{STEPS_VARIABLE} sets the limit"
             )
+
+    def stop(self) -> None:
+        """Ends the cores, each at its next instruction; from any thread."""
+        self.is_stopped = True
 
     def report_unwritten(self, tensor: NkiTensor, elements: int) -> None:
         """Counts a read of memory that nothing has written, by the instruction that runs or of the kernel's result.

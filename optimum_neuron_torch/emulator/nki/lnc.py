@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .core import Core, Run, running
+from .core import Core, Run, Stopped, running
 from .errors import NkiError
 from .memory import Bytes, MemoryRegion, Storage
 from .tensor import NkiTensor
-
-
-class _Stopped(BaseException):
-    """The other core failed; this one ends."""
 
 
 class Link:
@@ -49,6 +45,17 @@ class Link:
             self._is_done[core.index] = True
             self._has_failed |= has_failed
             self._pass_on(core)
+
+    def stop(self, started: list[int]) -> None:
+        """Ends all cores: those that wait now, those that run at their next instruction. Returns when they have.
+
+        An interrupted `Thread.join` may leave a thread that runs marked as stopped, so joining again would not wait.
+        """
+        self.run.stop()
+        with self._turn:
+            self._has_failed = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: all(self._is_done[index] for index in started))
 
     def wait_until(self, core: Core, condition: Callable[[], bool], reason: str) -> None:
         """Lets the other core run until `condition` holds.
@@ -83,7 +90,7 @@ class Link:
 
     def _stop_if_failed(self) -> None:
         if self._has_failed:
-            raise _Stopped
+            raise Stopped
 
     # Barriers and messages
 
@@ -148,7 +155,7 @@ def execute_together(run: Run, function: Callable[..., Any], args: tuple[Any, ..
             link.start(core)
             with running(core):
                 results[core.index] = function(*args, **kwargs)
-        except _Stopped:
+        except Stopped:
             pass
         except BaseException as error:
             has_failed = True
@@ -157,10 +164,19 @@ def execute_together(run: Run, function: Callable[..., Any], args: tuple[Any, ..
             link.finish(core, has_failed)
 
     threads = [threading.Thread(target=work, args=(core,), name=f"neuron-core-{core.index}") for core in run.cores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _run_to_the_end(threads, link)
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _run_to_the_end(threads: list[threading.Thread], link: Link) -> None:
+    """Where the caller is interrupted the cores end first: they use memory that it gives back."""
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        link.stop([index for index, thread in enumerate(threads) if thread.ident is not None])
+        raise

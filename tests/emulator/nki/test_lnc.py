@@ -1,5 +1,8 @@
 """Two cores that share HBM: turns, barriers, messages, and what happens where they wait in vain."""
 
+import signal
+import threading
+
 import numpy as np
 import pytest
 
@@ -114,3 +117,25 @@ def test_a_thread_is_free_after_a_run():
         raise NkiError("anything")
     with pytest.raises(NkiError, match="only inside a kernel"):
         current()
+
+
+def test_an_interrupted_call_leaves_no_core_running():
+    """Cores that ran on would write to memory that the next kernel has."""
+    ended = []
+
+    def work():
+        core = current()
+        if core.index == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        try:
+            for step in range(1_000_000):
+                core.allocate((128, 4), "float32", MemoryRegion.sbuf, address=(0, 0))
+                core.run.link.barrier(core, "step", "the barrier")
+        finally:
+            ended.append((core.index, step))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_both(work)
+    assert sorted(index for index, _ in ended) == [0, 1]
+    assert all(step < 999_999 for _, step in ended)
+    assert run_on_both(lambda: current().index) == 0
