@@ -1,5 +1,7 @@
 """Registers of an engine: numbers that the chip knows only while it runs."""
 
+import numbers
+import operator
 from typing import Any
 
 from .errors import NkiError
@@ -75,6 +77,35 @@ class VirtualRegister(NKIObject):
         return self.number()
 
     __int__ = __index__
+
+    def _compare(self, other: Any, operation: Any) -> Any:
+        if not (is_register(other) or isinstance(other, numbers.Real)):
+            return NotImplemented
+        self._refuse_if_unknown("comparisons")
+        if is_register(other):
+            other._refuse_if_unknown("comparisons")
+        return operation(self.number(), other.number() if is_register(other) else other)
+
+    # Without these, `register == 2` would be False whatever is in it: Python compares identities.
+    def __eq__(self, other: Any) -> Any:
+        return True if other is self else self._compare(other, operator.eq)
+
+    def __ne__(self, other: Any) -> Any:
+        return False if other is self else self._compare(other, operator.ne)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, operator.lt)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(other, operator.le)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(other, operator.gt)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(other, operator.ge)
+
+    __hash__ = object.__hash__
 
     def _refuse_if_unknown(self, where: str) -> None:
         from .core import warn_once

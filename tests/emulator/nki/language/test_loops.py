@@ -1,8 +1,11 @@
 """Loops over numbers and over registers."""
 
+import warnings
+
 import numpy as np
 import pytest
 
+from optimum_neuron_torch.emulator.nki import TensorSpec, trace
 from optimum_neuron_torch.emulator.nki.errors import NkiError, NkiWarning
 from tests.emulator.nki.language.tiles import nisa, nki, nl, normal
 
@@ -171,3 +174,39 @@ def test_dynamic_range_runs_with_a_warning():
     values = normal(4, 8)
     with pytest.warns(NkiWarning, match="nl.fori_loop"):
         np.testing.assert_array_equal(nki.simulate(kernel)(values), values)
+
+
+@pytest.mark.parametrize(
+    ("compare", "expected"),
+    [
+        (lambda i: i == 2, [False, False, True, False]),
+        (lambda i: i != 2, [True, True, False, True]),
+        (lambda i: i in (0, 3), [True, False, False, True]),
+        (lambda i: i < 2, [True, True, False, False]),
+        (lambda i: 2 <= i, [False, False, True, True]),
+        (lambda i: i == None, [False] * 4),  # noqa: E711
+    ],
+)
+def test_registers_are_compared_by_their_numbers(compare, expected):
+    """By identity, as Python does it, a branch would never be taken, and nobody would know."""
+
+    @nki.jit
+    def kernel(values):
+        taken = []
+        nl.fori_loop(0, 4, lambda i: taken.append(compare(i)))
+        return taken
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NkiWarning)
+        assert kernel(np.zeros((1, 1), np.float32)) == expected
+
+
+def test_registers_without_a_number_are_not_compared():
+    @nki.jit
+    def kernel(values):
+        number = register(None)
+        nisa.register_load(number, values)
+        return number == 2
+
+    with pytest.raises(NkiError, match="comparisons; use nl.fori_loop"):
+        trace(kernel, TensorSpec((1, 1), "int32"))
