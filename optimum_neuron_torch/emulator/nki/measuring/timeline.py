@@ -102,7 +102,7 @@ def _draw_lanes(axes: Any, lanes: list[Any], colours: dict[str, Any]) -> None:
     for op, boxes in bars.items():
         _draw_boxes(axes, boxes, colours.get(op, "0.6"))
     axes.set_yticks(ticks, names, fontsize=8)
-    axes.set_ylim(bottom, 0)
+    axes.set_ylim(bottom or 1.0, 0)
     handles = [Patch(color=colour, label=op) for op, colour in colours.items() if op in bars]
     if any(op not in colours for op in bars):
         handles.append(Patch(color="0.6", label="others"))

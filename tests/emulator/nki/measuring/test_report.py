@@ -171,7 +171,8 @@ def test_what_sets_the_pace():
     assert 200 * (64 + 100) / 0.96 / 1000 == pytest.approx(small.estimated_us, rel=0.2)
 
 
-def test_an_empty_kernel_has_a_report():
+@pytest.mark.filterwarnings("error")
+def test_an_empty_kernel_has_a_report(tmp_path):
     @nki.jit
     def nothing(x):
         return x
@@ -179,6 +180,8 @@ def test_an_empty_kernel_has_a_report():
     report = report_of(nothing, np.zeros((4, 8), np.float32))
     assert report.instructions == {} and report.estimated_us == 0
     assert "nothing was issued" in str(report)
+    pytest.importorskip("matplotlib")
+    report.plot(tmp_path / "timeline.png")
 
 
 def test_a_report_keeps_no_memory_of_the_run(report):
