@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import to_float32
 from ..errors import NkiError
-from ..indirect import in_bounds, index_values, scatter
+from ..indirect import in_bounds, index_values, scalar_value, scatter
 from ..instruction import Step, instruction
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
@@ -68,11 +68,20 @@ def _check_indices(dge_mode: Any, *tensors: NkiTensor) -> None:
 
 def _check_bounds(oob_mode: Any, *tensors: NkiTensor) -> None:
     for tensor in tensors:
-        if tensor.is_indirect() and oob_mode is oob_modes.error and not in_bounds(tensor).all():
+        if tensor.is_indirect() and oob_mode is oob_modes.error and not (inside := in_bounds(tensor)).all():
             raise NkiError(
-                f"out of bounds: a dynamic index reaches beyond the {tensor.indirection.limit} elements of dimension "
-                f"{tensor.indirection.dim} of {tensor.describe()}; oob_mode=nisa.oob_mode.skip leaves such rows out"
+                f"out of bounds: the dynamic index {_first_outside(tensor, inside)} reaches beyond the "
+                f"{tensor.indirection.limit} elements of dimension {tensor.indirection.dim} of {tensor.describe()}; "
+                "oob_mode=nisa.oob_mode.skip leaves such rows out"
             )
+
+
+def _first_outside(tensor: NkiTensor, inside: np.ndarray) -> int:
+    """The first of a view's indices that leads out of its tensor."""
+    indirection = tensor.indirection
+    if indirection.kind == "vector":
+        return int(index_values(indirection.index, tensor.shape[0])[inside.argmin()])
+    return scalar_value(indirection.index)
 
 
 def _cast(values: np.ndarray, src: NkiTensor, dst: NkiTensor) -> np.ndarray:
