@@ -45,5 +45,6 @@ def print_failures(outcomes: list[Outcome]) -> None:
 
 
 def cause(outcome: Outcome) -> str:
-    lines = [line.strip() for line in outcome.message.splitlines() if line.strip()]
+    # Without the places of the kernels' lines, which are paths of this machine.
+    lines = [line.strip() for line in outcome.message.splitlines() if line.strip() and not line.startswith("  at /")]
     return " ".join(lines[:3])[:300] if lines else outcome.status
