@@ -19,6 +19,7 @@ def install() -> None:
     _started = True
 
     _register_log_names()
+    _add_nki()
     decision = presence.decide()
     if not decision.stands_in:
         logger.info("The emulated neuron device stays out: %s.", decision.reason)
@@ -76,12 +77,17 @@ def _load_extension() -> None:
         warn(f"The emulated neuron device cannot be used: {error}")
 
 
-def _add_facade() -> None:
-    from ..facade import install as install_facade
+def _add_nki() -> None:
+    """The simulator of kernels needs no device: it is there where the emulated one stays out, too."""
     from ..nki import install as install_nki
 
-    install_facade()
     install_nki()
+
+
+def _add_facade() -> None:
+    from ..facade import install as install_facade
+
+    install_facade()
 
 
 def _register_log_names() -> None:
