@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -47,4 +48,4 @@ def print_failures(outcomes: list[Outcome]) -> None:
 def cause(outcome: Outcome) -> str:
     # Without the places of the kernels' lines, which are paths of this machine.
     lines = [line.strip() for line in outcome.message.splitlines() if line.strip() and not line.startswith("  at /")]
-    return " ".join(lines[:3])[:300] if lines else outcome.status
+    return re.sub(r"/\S*/", "", " ".join(lines[:3]))[:300] if lines else outcome.status
