@@ -26,10 +26,15 @@ class FacadeFinder(MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self.packages:
             return None
-        package_dir = FACADE_DIR / fullname
-        return importlib.util.spec_from_file_location(
-            fullname, package_dir / "__init__.py", submodule_search_locations=[str(package_dir)]
-        )
+        return package_spec(FACADE_DIR, fullname)
+
+
+def package_spec(directory: Path, name: str) -> importlib.machinery.ModuleSpec | None:
+    """A package of `directory` as the top-level package `name`."""
+    package_dir = directory / name
+    return importlib.util.spec_from_file_location(
+        name, package_dir / "__init__.py", submodule_search_locations=[str(package_dir)]
+    )
 
 
 def install() -> None:

@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from ..device.hardware import DEFAULT_PLATFORM, PLATFORM_VARIABLE
 from .errors import NkiError
 
 
-PLATFORM_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 VERSION_VARIABLE = "NKI_NC_VERSION"
-DEFAULT_TARGET = "trn2"  # the emulated device's default platform
 
 GENERATIONS = {"trn1": 2, "inf2": 2, "gen2": 2, "trn2": 3, "gen3": 3, "trn3": 4, "gen4": 4}
 
@@ -242,7 +241,7 @@ def current_chip() -> Chip:
             if target.lower() not in GENERATIONS:
                 raise NkiTargetError(f"{variable}={target}: {_unknown(target)}")
             return chip_of(target)
-    return chip_of(DEFAULT_TARGET)
+    return chip_of(DEFAULT_PLATFORM)
 
 
 @contextmanager

@@ -3,22 +3,21 @@
 import math
 import operator
 import os
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import watchdog
 from .chips import Chip
-from .dtypes import as_dtype
+from .dtypes import DType, as_dtype
 from .errors import NkiError, NkiWarning, kernel_frame, location_of
 from .memory import Bytes, MemoryRegion, PhysicalMemory, Storage, Usage
-from .objects import NKIObject
 from .records import Record
 from .tensor import NkiTensor
 
@@ -30,11 +29,15 @@ DEFAULT_STEPS = 20_000_000
 _THREAD = threading.local()
 
 
-class Unwritten(NKIObject):
+@dataclass
+class Unwritten:
     """Reads of memory that nothing had written, from one line of the kernel."""
 
-    def __init__(self, op: str, tensor: str, line: str) -> None:
-        self.op, self.tensor, self.line, self.elements, self.reads = op, tensor, line, 0, 0
+    op: str
+    tensor: str
+    line: str
+    elements: int = 0
+    reads: int = 0
 
     def __str__(self) -> str:
         return (
@@ -188,9 +191,13 @@ class Core:
     ) -> NkiTensor:
         if address is not None:
             raise NkiError("address= places tensors in SBUF and PSUM; HBM tensors have none")
-        nbytes = math.prod(shape) * dtype.itemsize
         if self.run.link is not None and buffer is MemoryRegion.shared_hbm:
             return self.run.link.shared_tensor(self, shape, dtype, name)
+        return self.new_hbm_tensor(shape, dtype, buffer, name)
+
+    def new_hbm_tensor(self, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion, name: str) -> NkiTensor:
+        """A tensor of this core, or of its run where all cores share it."""
+        nbytes = math.prod(shape) * dtype.itemsize
         data = Bytes(None) if self.is_tracing else Bytes.unwritten(nbytes)
         storage = Storage(data, buffer, nbytes=nbytes, name=name, is_complete=self.is_tracing)
         storage.home = self if buffer is MemoryRegion.private_hbm else self.run
@@ -265,11 +272,6 @@ def running(core: Core) -> Iterator[None]:
             watchdog.leave()
 
 
-def set_op(op: str | None) -> None:
-    """Which instruction this thread executes; for what is reported from inside it."""
-    _THREAD.op = op
-
-
 def set_engine(engine: str) -> None:
     """Which engine executes the instruction of this thread."""
     _THREAD.engine = engine
@@ -281,9 +283,3 @@ def current_engine() -> str:
 
 def warn_once(message: str) -> None:
     current().run.warn(message)
-
-
-def caller_line() -> tuple[str, int]:
-    """File and line of the kernel that issues an instruction."""
-    frame = kernel_frame() or sys._getframe(1)
-    return frame.f_code.co_filename, frame.f_lineno

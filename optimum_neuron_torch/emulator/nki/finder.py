@@ -5,13 +5,13 @@ only, and asks at the first import whether an installed NKI is to win.
 """
 
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 
+from ..facade import package_spec
 from .presence import uses_simulator
 
 
@@ -30,10 +30,7 @@ class NkiFinder(MetaPathFinder):
             _refuse_in_kernels()
         if fullname != PACKAGE or not uses_simulator():
             return None
-        package_dir = MODULES_DIR / PACKAGE
-        return importlib.util.spec_from_file_location(
-            fullname, package_dir / "__init__.py", submodule_search_locations=[str(package_dir)]
-        )
+        return package_spec(MODULES_DIR, fullname)
 
 
 def _refuse_in_kernels() -> None:

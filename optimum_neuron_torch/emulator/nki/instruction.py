@@ -84,7 +84,7 @@ def instruction(function: Callable[..., Step], namespace: str = "nisa") -> Calla
             indices = ()
             if indirect := [tensor for tensor in operands if tensor.indirection is not None]:
                 indices = tuple([t.indirection.index for t in indirect if isinstance(t.indirection.index, NkiTensor)])
-                if any(tensor.indirection.kind == "free" for tensor in indirect):
+                if any(tensor.has_index("free") for tensor in indirect):
                     _check_tensor_indirection(function, args, kwargs, step)
                     set_engine(step.engine)
             for tensor in operands + indices:
@@ -166,7 +166,7 @@ def _check_tensor_indirection(
 ) -> None:
     allowed, engines = _TENSOR_INDIRECTION.get(function.__name__, ((), ()))
     for name, value in _arguments(function, args, kwargs).items():
-        is_free = isinstance(value, NkiTensor) and value.is_indirect() and value.indirection.kind == "free"
+        is_free = isinstance(value, NkiTensor) and value.has_index("free")
         if is_free and name not in allowed:
             takes = (
                 f"{', '.join(allowed)} of this instruction do" if allowed else "no operand of this instruction does"

@@ -108,8 +108,6 @@ def run_kernel(
         return trace(function, *args, lnc=lnc, chip=run.chip, **kwargs).empty_outputs()
     try:
         returned = execute(run, function, bound_args, bound_kwargs)
-        for core in run.cores:
-            check_capacity(core)
         with running(run.cores[0]), blaming(function):
             arguments.write_back()
             result = arguments.unwrap(returned)
@@ -175,13 +173,21 @@ def _definition(function: Callable[..., Any]) -> tuple[str, int] | None:
 
 
 def execute(run: Run, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The kernel's own return value; with two cores that of the first."""
+    """The kernel's own return value; with two cores that of the first.
+
+    Raises:
+        NkiError: the kernel breaks a rule, or needs more memory than its cores have.
+    """
     if run.lnc == 1:
         with running(run.cores[0]):
-            return function(*args, **kwargs)
-    from .lnc import execute_together
+            returned = function(*args, **kwargs)
+    else:
+        from .lnc import execute_together
 
-    return execute_together(run, function, args, kwargs)
+        returned = execute_together(run, function, args, kwargs)
+    for core in run.cores:
+        check_capacity(core)
+    return returned
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from .core import Core, Run, Stopped, running
 from .errors import NkiError
-from .memory import Bytes, MemoryRegion, Storage
+from .memory import MemoryRegion
 from .tensor import NkiTensor
 
 
@@ -30,7 +30,7 @@ class Link:
         self._arrivals: dict[Any, list[int]] = {}
         self._counts: dict[Any, int] = {}
         self._messages: dict[Any, list[np.ndarray]] = {}
-        self._shared: dict[tuple[int, ...], NkiTensor] = {}
+        self._shared: dict[int, NkiTensor] = {}
         self._allocations = [0] * run.lnc
 
     # Taking turns
@@ -124,13 +124,9 @@ class Link:
         """
         number = self._allocations[core.index]
         self._allocations[core.index] += 1
-        known = self._shared.get((number,))
+        known = self._shared.get(number)
         if known is None:
-            nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            data = Bytes(None) if core.is_tracing else Bytes.unwritten(nbytes)
-            storage = Storage(data, MemoryRegion.shared_hbm, nbytes=nbytes, name=name, is_complete=core.is_tracing)
-            storage.home = self.run
-            known = self._shared[(number,)] = NkiTensor(shape, dtype, storage, MemoryRegion.shared_hbm, name)
+            known = self._shared[number] = core.new_hbm_tensor(shape, dtype, MemoryRegion.shared_hbm, name)
         if known.shape != shape or known.dtype != dtype:
             raise NkiError(
                 f"shared HBM tensor number {number} is {known.describe()} on one core and {dtype}{list(shape)} on the "

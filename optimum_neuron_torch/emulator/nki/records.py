@@ -40,16 +40,6 @@ class Region(NamedTuple):
     start: int
     stop: int
 
-    def overlaps(self, other: "Region") -> bool:
-        return (
-            self.space == other.space
-            and self.owner == other.owner
-            and self.start < other.stop
-            and other.start < self.stop
-            and self.partition < other.partition + other.partitions
-            and other.partition < self.partition + self.partitions
-        )
-
 
 class Operand(NamedTuple):
     """One tensor of an instruction. `contiguous_bytes` is the length of the longest runs of adjacent bytes."""

@@ -177,6 +177,10 @@ class NkiTensor(NKIObject):
     def is_indirect(self) -> bool:
         return self.indirection is not None
 
+    def has_index(self, kind: str) -> bool:
+        """Whether it has a dynamic index of that kind: "scalar", "vector" or "free"."""
+        return self.indirection is not None and self.indirection.kind == kind
+
     def get_pattern(self) -> list[list[int]]:
         """`[[stride, count], ...]` in elements, as `ap` takes it."""
         return [[stride, count] for stride, count in zip(self.strides, self.shape, strict=True)]
@@ -257,6 +261,11 @@ class NkiTensor(NKIObject):
             self._report_unwritten()
         return self.array
 
+    def read_for(self, dst: "NkiTensor") -> np.ndarray:
+        """The elements as a copy to `dst` takes them: bit by bit where the dtypes agree, else by way of float32."""
+        values = self.read()
+        return values if self.dtype == dst.dtype else to_float32(values, self.dtype)
+
     def read_float32(self) -> np.ndarray:
         """The elements as the engines compute with them: float32 of shape (partitions, elements per partition)."""
         values = to_float32(self.read(), self.dtype)
@@ -333,7 +342,7 @@ class NkiTensor(NKIObject):
                     "and nl.mgrid are gone: use slices, .ap() for an access pattern, .expand_dim() for a new dimension"
                 )
             self._check_range(dim, start, count, step)
-            if self.indirection is not None and self.indirection.kind == "vector" and dim == 0:
+            if dim == 0 and self.has_index("vector"):
                 if (start, count, step) != (0, size, 1):
                     raise NkiError("the partitions of a tensor with per-partition offsets cannot be sliced")
             offset += start * stride
@@ -556,7 +565,7 @@ class NkiTensor(NKIObject):
         """Whether the view stays in its storage; along an indirect dimension that is asked when the index is known."""
         storage = self.storage
         free = [(size - 1) * stride for size, stride in zip(self.shape, self.byte_strides, strict=True)]
-        is_vector = self.indirection is not None and self.indirection.kind == "vector"
+        is_vector = self.has_index("vector")
         first, width = self.byte_offset - storage.base, storage.nbytes
         lead = 0
         if storage.pitch:
@@ -605,7 +614,7 @@ class NkiTensor(NKIObject):
     @property
     def _leads(self) -> bool:
         """Whether dimension 0 must stay what it is."""
-        return self.is_on_chip or (self.indirection is not None and self.indirection.kind == "vector")
+        return self.is_on_chip or self.has_index("vector")
 
     def _dim(self, dim: int) -> int:
         wanted = dim + self.ndim if dim < 0 else dim

@@ -11,7 +11,6 @@ from .chips import Chip, current_chip
 from .conversion import Arguments
 from .core import Run, running
 from .kernel import Kernel, blaming, bound_arguments, execute, lnc_size, new_run
-from .measuring.capacity import check_capacity
 from .measuring.report import PerformanceReport
 from .records import Footprint, Record
 
@@ -79,7 +78,5 @@ def trace(
     arguments = Arguments(run)
     args, kwargs = bound_arguments(function, args, kwargs, arguments)
     returned = execute(run, function, args, kwargs)
-    for core in run.cores:
-        check_capacity(core)
     with running(run.cores[0]), blaming(function):
         return Trace(run, arguments, arguments.unwrap(returned))

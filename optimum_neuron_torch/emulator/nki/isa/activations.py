@@ -12,6 +12,7 @@ from ..tensor import NkiTensor
 from .accumulators import accumulate, check_reduction, spoil_accumulators, write_accumulators
 from .constants import reduce_cmd as commands
 from .operands import (
+    SCALAR_ENGINE_PAIRS,
     apply_number,
     check_per_partition,
     float32_operand,
@@ -29,16 +30,6 @@ from .operands import (
 
 _FLOATS = ("float8_e4m3", "float8_e5m2", "float16", "bfloat16", "float32")
 _INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")
-
-# The two operators before the function, as activate2 documents them.
-_PAIRS = {
-    ("multiply", "add"),
-    ("multiply", "subtract"),
-    ("multiply", "bypass"),
-    ("add", "bypass"),
-    ("subtract", "bypass"),
-    ("bypass", "bypass"),
-}
 
 
 @instruction
@@ -189,8 +180,8 @@ def _stages(op0: Any, op1: Any, reverse0: bool, reverse1: bool) -> tuple[Operato
     bypass = OPERATORS["bypass"]
     first = bypass if op0 is None else operator_of(op0, "op0")
     second = bypass if op1 is None else operator_of(op1, "op1")
-    if (first.name, second.name) not in _PAIRS:
-        pairs = ", ".join(f"(nl.{a}, nl.{b})" for a, b in sorted(_PAIRS))
+    if (first.name, second.name) not in SCALAR_ENGINE_PAIRS:
+        pairs = ", ".join(f"(nl.{a}, nl.{b})" for a, b in sorted(SCALAR_ENGINE_PAIRS))
         raise NkiError(f"op0={first} with op1={second}: the Scalar Engine has {pairs}")
     for op, is_reversed, index in ((first, reverse0, "0"), (second, reverse1, "1")):
         if is_reversed and op is bypass:

@@ -49,14 +49,11 @@ def _check_modes(priority: int | None, dge_mode: Any, oob_mode: Any, engine: Any
     return dge_mode, oob_mode
 
 
-def _is_gather(tensor: NkiTensor) -> bool:
-    """Whether it has an index per partition."""
-    return tensor.is_indirect() and tensor.indirection.kind == "vector"
-
-
 def _check_indices(dge_mode: Any, *tensors: NkiTensor) -> None:
     """An index per partition lies in SBUF, from where the GpSimd engine makes descriptors of it."""
-    for tensor in filter(_is_gather, tensors):
+    for tensor in tensors:
+        if not tensor.has_index("vector"):
+            continue
         index = tensor.indirection.index
         if index.buffer is not MemoryRegion.sbuf:
             raise NkiError(f"the indices of a gather or scatter are in SBUF, not {index.describe()}: load them first")
@@ -84,9 +81,12 @@ def _first_outside(tensor: NkiTensor, inside: np.ndarray) -> int:
     return scalar_value(indirection.index)
 
 
-def _cast(values: np.ndarray, src: NkiTensor, dst: NkiTensor) -> np.ndarray:
-    """As a DMA casts: by way of float32, where the dtypes differ."""
-    return values if src.dtype == dst.dtype else to_float32(values, src.dtype)
+def _rows_kept(tensor: NkiTensor, oob_mode: Any) -> np.ndarray | None:
+    """Which rows a dynamic index leaves in bounds; None for all, as where the others are an error."""
+    if not tensor.is_indirect() or oob_mode is oob_modes.error:
+        return None
+    inside = in_bounds(tensor)
+    return None if inside.all() else inside
 
 
 @instruction
@@ -109,11 +109,11 @@ def dma_copy(
 
     def copy() -> None:
         _check_bounds(oob_mode, dst, src)
-        keep = in_bounds(src) if src.is_indirect() and oob_mode is oob_modes.skip else None
-        if keep is not None and not keep.all():
-            _copy_rows(dst, src, keep)
+        keep = _rows_kept(src, oob_mode)
+        if keep is None:
+            dst.write(src.read_for(dst))
         else:
-            dst.write(_cast(src.read(), src, dst))
+            _copy_rows(dst, src, keep)
 
     return Step("dma", (dst,), (src,), copy)
 
@@ -122,7 +122,7 @@ def _copy_rows(dst: NkiTensor, src: NkiTensor, keep: np.ndarray) -> None:
     """The rows whose index is in bounds; the others of `dst` stay."""
     if not keep.any():
         return
-    rows = _cast(src.read(), src, dst).reshape(src.shape[0], -1)
+    rows = src.read_for(dst).reshape(src.shape[0], -1)
     if dst.shape[0] != src.shape[0]:
         raise NkiError(f"rows that are skipped need dst to have them as its own: {src.describe()} to {dst.describe()}")
     _write_rows(dst, rows, keep)
@@ -168,14 +168,14 @@ def dma_transpose(
         raise NkiError(f"dst of a transpose has no dynamic index, but is {dst.describe()}")
     _check_transpose_mode(src, dge_mode)
     _check_indices(dge_mode, src)
-    if _is_gather(src):
+    if src.has_index("vector"):
         _check_gather_transpose(src)
 
     def transpose() -> None:
         _check_bounds(oob_mode, src)
         values = src.read().reshape(src.shape).transpose(order)
-        keep = in_bounds(src) if src.is_indirect() else None
-        if keep is None or keep.all():
+        keep = _rows_kept(src, oob_mode)
+        if keep is None:
             dst.write(values)
             return
         for row in map(int, np.flatnonzero(keep)):
@@ -250,8 +250,8 @@ def dma_compute(
             total = total + to_float32(src.read(), src.dtype).reshape(dst.shape)
         if dst.is_indirect():
             _check_unique(dst)
-        keep = in_bounds(indirect[0]) if indirect else None
-        if keep is None or keep.all():
+        keep = _rows_kept(indirect[0], oob_mode) if indirect else None
+        if keep is None:
             dst.write(total)
         else:
             _write_rows(dst, total, keep)
@@ -264,14 +264,14 @@ def _check_read_modify_write(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_i
     if len(srcs) != 2 or unique_indices is not True:
         raise NkiError("with an indexed tensor there are two srcs, and unique_indices=True")
     other = [src for src in srcs if not _is_same(src, dst)]
-    if len(other) != 1 or not any(map(_is_gather, (dst, *other))):
+    if len(other) != 1 or not any(tensor.has_index("vector") for tensor in (dst, *other)):
         raise NkiError(
             "with an indexed tensor one of srcs is dst itself, and the other or both dst and it have a vector_offset: "
             f"dst is {dst.describe()}, srcs are {', '.join(src.describe() for src in srcs)}"
         )
-    if _is_gather(dst) == other[0].is_indirect():
+    if dst.has_index("vector") == other[0].is_indirect():
         raise NkiError("either dst (and the source that is the same) has a vector_offset, or the other source")
-    on_chip = other[0] if _is_gather(dst) else dst
+    on_chip = other[0] if dst.has_index("vector") else dst
     if on_chip.buffer is not MemoryRegion.sbuf:
         raise NkiError(f"what has no vector_offset is in SBUF, but is {on_chip.describe()}")
     _check_indices(dge_modes.swdge, dst, other[0])

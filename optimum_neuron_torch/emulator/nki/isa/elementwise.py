@@ -13,6 +13,7 @@ from ..registers import is_register
 from ..tensor import NkiTensor
 from .constants import engine as engines
 from .operands import (
+    SCALAR_ENGINE_PAIRS,
     apply,
     apply_number,
     check_stage,
@@ -23,6 +24,7 @@ from .operands import (
     is_element_operator,
     is_integer,
     member,
+    not_both_in_psum,
     on_chip,
     operator_of,
     same_elements,
@@ -36,15 +38,7 @@ _WORDS = frozenset(("int32", "uint32"))
 # What the Scalar Engine's tensor_scalar has: multiply and add, one after the other or alone. From NeuronCore-v4 on
 # also what activate2 documents.
 _SCALAR_ENGINE = {("multiply", "add"), ("multiply", None), ("add", None)}
-_SCALAR_ENGINE_V4 = _SCALAR_ENGINE | {
-    ("multiply", "subtract"),
-    ("multiply", "bypass"),
-    ("add", "bypass"),
-    ("subtract", "bypass"),
-    ("subtract", None),
-    ("bypass", "bypass"),
-    ("bypass", None),
-}
+_SCALAR_ENGINE_V4 = _SCALAR_ENGINE | SCALAR_ENGINE_PAIRS | {("subtract", None), ("bypass", None)}
 
 
 @instruction
@@ -120,11 +114,6 @@ def _rows(tensor: NkiTensor) -> np.ndarray:
 def write_integers(dst: NkiTensor, values: np.ndarray) -> None:
     """Integers keep their low bits, as a 32-bit unit does; what an operator gave in floats is cast."""
     dst.write(convert_bits(values, dst.dtype) if values.dtype.kind in "iu" else values)
-
-
-def not_both_in_psum(first: Any, second: NkiTensor, names: str) -> None:
-    if isinstance(first, NkiTensor) and first.buffer is MemoryRegion.psum and second.buffer is MemoryRegion.psum:
-        raise NkiError(f"{names} cannot both be in PSUM: copy one to SBUF first, with nisa.tensor_copy")
 
 
 @instruction

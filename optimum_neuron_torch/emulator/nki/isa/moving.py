@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..core import warn_once
-from ..dtypes import convert, to_float32
+from ..dtypes import convert
 from ..errors import NkiError
 from ..instruction import Step, instruction
 from ..tensor import NkiTensor
@@ -22,11 +22,7 @@ def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Any = engines.unknown) -
         needs_generation(3, "tensor_copy on the Scalar Engine (which nisa.activation with op=nl.copy uses too)")
     unit = choose_engine(engine, ("vector", "scalar", "gpsimd"), dst, src)
 
-    def copy() -> None:
-        values = src.read()
-        dst.write(values if src.dtype == dst.dtype else to_float32(values, src.dtype))
-
-    return Step(unit, (dst,), (src,), copy)
+    return Step(unit, (dst,), (src,), lambda: dst.write(src.read_for(dst)))
 
 
 @instruction

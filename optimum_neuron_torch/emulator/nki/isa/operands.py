@@ -59,6 +59,11 @@ def same_elements(first: NkiTensor, *others: NkiTensor) -> None:
             )
 
 
+def not_both_in_psum(first: Any, second: NkiTensor, names: str) -> None:
+    if isinstance(first, NkiTensor) and first.buffer is MemoryRegion.psum and second.buffer is MemoryRegion.psum:
+        raise NkiError(f"{names} cannot both be in PSUM: copy one to SBUF first, with nisa.tensor_copy")
+
+
 def per_partition(value: Any, partitions: int, role: str) -> Any:
     """A number, or a tensor of one number per partition, as float32 that broadcasts over (partitions, elements)."""
     if isinstance(value, NkiTensor):
@@ -99,6 +104,19 @@ def needs_generation(minimum: int, what: str) -> None:
 
 
 # Engines
+
+
+# What the Scalar Engine applies one after the other before its function, as activate2 documents it.
+SCALAR_ENGINE_PAIRS = frozenset(
+    {
+        ("multiply", "add"),
+        ("multiply", "subtract"),
+        ("multiply", "bypass"),
+        ("add", "bypass"),
+        ("subtract", "bypass"),
+        ("bypass", "bypass"),
+    }
+)
 
 
 def choose_engine(given: Any, allowed: tuple[str, ...], *operands: NkiTensor, why: str = "") -> str:

@@ -10,13 +10,13 @@ from ..operators import Operator
 from ..tensor import NkiTensor
 from .accumulators import check_reduction, read_accumulators, set_accumulators
 from .constants import reduce_cmd as commands
-from .elementwise import not_both_in_psum
 from .operands import (
     apply_number,
     check_per_partition,
     check_stage,
     element_operator,
     float32_operand,
+    not_both_in_psum,
     on_chip,
     operator_of,
     per_partition,
@@ -27,7 +27,7 @@ from .operands import (
 
 
 _SCANNED = {"add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
-_START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
+_ACCUMULATING = ("add", "subtract", "multiply", "maximum", "minimum")
 
 
 @instruction
@@ -52,8 +52,8 @@ def tensor_scalar_cumulative(
     if takes_operand(op):
         float32_operand(imm0, partitions, "imm0")
     step = operator_of(op1, "op1")
-    if step.name not in _START:
-        raise NkiError(f"op1={step}: it accumulates with nl.{', nl.'.join(_START)}")
+    if step.name not in _ACCUMULATING:
+        raise NkiError(f"op1={step}: it accumulates with nl.{', nl.'.join(_ACCUMULATING)}")
     check_reduction(
         reduce_cmd,
         "reset_reduce reduce load_reduce",
@@ -68,7 +68,7 @@ def tensor_scalar_cumulative(
     def compute() -> None:
         values = apply_number(op, src.read_float32(), imm0, "imm0")
         if reduce_cmd is commands.reset_reduce:
-            start = np.float32(_START[step.name])
+            start = np.float32(step.identity)
         elif reduce_cmd is commands.load_reduce:
             start = per_partition(imm1, partitions, "imm1")
         else:

@@ -11,13 +11,13 @@ from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .accumulators import accumulate, check_reduction, spoil_accumulators, write_accumulators
 from .constants import reduce_cmd as commands
-from .elementwise import not_both_in_psum
 from .operands import (
     check_per_partition,
     constant,
     float32_operand,
     has_dtype,
     needs_generation,
+    not_both_in_psum,
     on_chip,
     operator_of,
     per_partition,

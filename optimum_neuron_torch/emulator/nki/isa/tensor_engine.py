@@ -165,9 +165,7 @@ def _check_indirect(
     accumulate: bool | None,
 ) -> None:
     """What a multiplication with views made by `indirect` may not be."""
-    views = [
-        tensor for tensor in (dst, moving, stationary) if tensor.is_indirect() and tensor.indirection.kind == "free"
-    ]
+    views = [tensor for tensor in (dst, moving, stationary) if tensor.has_index("free")]
     if not views:
         return
     if tuple(tile_position) not in ((), (0, 0)):
