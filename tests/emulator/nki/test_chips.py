@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from optimum_neuron_torch.emulator.nki.chips import CHIPS, PLATFORM_VARIABLE, VERSION_VARIABLE, current_chip, targeting
+from optimum_neuron_torch.emulator.nki.chips import (
+    CHIPS,
+    PLATFORM_VARIABLE,
+    VERSION_VARIABLE,
+    chip_of,
+    current_chip,
+    targeting,
+)
 
 
 MIB = 2**20
@@ -68,9 +75,8 @@ def test_an_explicit_choice_wins_and_ends(monkeypatch):
 
 def test_the_default_is_the_emulated_devices():
     from optimum_neuron_torch.emulator.device.hardware import DEFAULT_PLATFORM
-    from optimum_neuron_torch.emulator.nki.chips import DEFAULT_TARGET
 
-    assert DEFAULT_TARGET == DEFAULT_PLATFORM
+    assert current_chip() is chip_of(DEFAULT_PLATFORM)
 
 
 def test_choosing_a_chip_needs_no_torch():

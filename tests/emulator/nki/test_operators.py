@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from optimum_neuron_torch.emulator.nki.operators import OPERATORS, Operator, as_operator
+from tests.emulator.nki.by_numpy import BINARY
 
 
 SPECIAL = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-38, 3.4e38, -3.4e38])
@@ -51,30 +52,6 @@ DERIVATIVES = {
     "gelu_apprx_sigmoid_dx": UNARY["gelu_apprx_sigmoid"],
     "silu_dx": UNARY["silu"],
     "erf_dx": UNARY["erf"],
-}
-BINARY = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "power": np.power,
-    "fmod": np.fmod,
-    "mod": np.mod,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "abs_max": lambda x, y: np.where(np.abs(x) > np.abs(y), x, y),
-    "abs_min": lambda x, y: np.where(np.abs(x) < np.abs(y), x, y),
-    "prelu": lambda x, slope: np.where(x > 0, x, slope * x),
-    "bypass": lambda x, y: x,
 }
 
 

@@ -8,19 +8,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from optimum_neuron_torch.emulator.nki.errors import NkiError
+from tests.emulator.nki.isa.issuing import out as stored
+from tests.emulator.nki.isa.issuing import tile as loaded
 from tests.emulator.nki.violating import refused
-
-
-def loaded(source):
-    tile = nl.ndarray(source.shape, source.dtype)
-    nisa.dma_copy(dst=tile, src=source)
-    return tile
-
-
-def stored(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
 
 
 def normal(*shape, dtype=np.float32):

@@ -7,22 +7,12 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from optimum_neuron_torch.emulator.nki.errors import NkiError
+from tests.emulator.nki.isa.issuing import out as stored
+from tests.emulator.nki.isa.issuing import tile as loaded
 
 
 ROWS, WIDTH = 40, 12
 TABLE = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
-
-
-def loaded(source, dtype=None):
-    tile = nl.ndarray(source.shape, dtype or source.dtype)
-    nisa.dma_copy(dst=tile, src=source)
-    return tile
-
-
-def stored(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
 
 
 @nki.jit

@@ -7,12 +7,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from optimum_neuron_torch.emulator.nki.errors import NkiError
-
-
-def to_hbm(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
+from tests.emulator.nki.isa.issuing import out as to_hbm
 
 
 @nki.jit

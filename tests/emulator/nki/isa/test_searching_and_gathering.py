@@ -6,18 +6,8 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-
-
-def loaded(source):
-    tile = nl.ndarray(source.shape, source.dtype)
-    nisa.dma_copy(dst=tile, src=source)
-    return tile
-
-
-def stored(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
+from tests.emulator.nki.isa.issuing import out as stored
+from tests.emulator.nki.isa.issuing import tile as loaded
 
 
 def with_ties(partitions, columns):

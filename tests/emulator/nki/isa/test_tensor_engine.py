@@ -8,20 +8,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from optimum_neuron_torch.emulator.nki.errors import NkiError, NkiWarning
-
-
-def loaded(source):
-    tile = nl.ndarray(source.shape, source.dtype)
-    nisa.dma_copy(dst=tile, src=source)
-    return tile
-
-
-def stored(psum):
-    tile = nl.ndarray(psum.shape, psum.dtype)
-    nisa.tensor_copy(dst=tile, src=psum)
-    out = nl.ndarray(psum.shape, psum.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
+from tests.emulator.nki.isa.issuing import out as stored
+from tests.emulator.nki.isa.issuing import tile as loaded
 
 
 def random(*shape, dtype=np.float32, seed=0):

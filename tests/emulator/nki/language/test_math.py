@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from optimum_neuron_torch.emulator.nki.errors import NkiError
+from tests.emulator.nki import by_numpy
 from tests.emulator.nki.language.tiles import nki, nl, normal, on_tiles
 
 
@@ -53,20 +54,10 @@ UNARY = {
 }
 POSITIVE = {"log", "sqrt", "rsqrt"}
 BINARY = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "fmod": np.fmod,
-    "mod": np.mod,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
+    name: by_numpy.BINARY[name]
+    for name in (
+        "add subtract multiply divide maximum minimum fmod mod equal not_equal less less_equal greater greater_equal"
+    ).split()
 }
 
 
