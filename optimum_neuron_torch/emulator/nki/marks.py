@@ -8,6 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 
+# First row or partition, one behind the last, first byte, one behind the last.
+Box = tuple[int, int, int, int]
+
+
 class View(NamedTuple):
     """Elements of `itemsize` bytes, as NumPy addresses them: all numbers are bytes but the shape's."""
 
@@ -59,7 +63,7 @@ class Marks:
             return True
         if self._array is None:
             box = self._box(view)
-            if not any(_overlap(box, self._box(noted)) for noted in self._noted):
+            if not any(overlap(box, self._box(noted)) for noted in self._noted):
                 return False
         return bool(self.mask(view).any())
 
@@ -73,7 +77,7 @@ class Marks:
         offset, shape, strides, itemsize = view
         return np.ndarray((*shape, itemsize), bool, self._array, offset, (*strides, 1))
 
-    def forget(self, boxes: list[tuple[int, int, int, int]]) -> None:
+    def forget(self, boxes: list[Box]) -> None:
         """Takes the marks off boxes of (first partition, one behind the last, first byte, one behind the last).
 
         No other bytes may be marked.
@@ -86,7 +90,7 @@ class Marks:
             for first, last, start, stop in boxes:
                 rows[first:last, start:stop] = False
 
-    def _box(self, view: View) -> tuple[int, int, int, int]:
+    def _box(self, view: View) -> Box:
         """Partitions and bytes that a view lies in: it is no larger than this."""
         row, start = divmod(view.offset, self.pitch) if self.pitch else (0, view.offset)
         rows, stop = 1, start + view.itemsize
@@ -100,5 +104,5 @@ class Marks:
         return row, row + rows, start, stop
 
 
-def _overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool:
+def overlap(a: Box, b: Box) -> bool:
     return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]

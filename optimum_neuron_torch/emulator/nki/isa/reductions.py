@@ -40,7 +40,7 @@ def tensor_reduce(
         raise NkiError("op=nl.average is for tensor_partition_reduce: reduce with nl.add, then divide")
     if negate and op.is_bitwise:
         raise NkiError(f"negate=True is for arithmetic operators, not for op={op}")
-    kept = data.shape[1 : _first_axis(axis, data)]
+    kept = data.shape[1 : trailing_axes(axis, data)[0]]
     if dst.shape[0] != data.shape[0] or dst.free_size != math.prod(kept):
         raise NkiError(
             f"reducing axis {axis!r} of {data.describe()} gives {math.prod(kept)} elements in each of "
@@ -61,24 +61,26 @@ def tensor_reduce(
     return Step("vector", (dst,), (data,), compute)
 
 
-def _first_axis(axis: Any, data: NkiTensor) -> int:
-    """The first of the axes, which must be the last dimensions."""
+def trailing_axes(axis: Any, data: NkiTensor) -> tuple[int, ...]:
+    """The axes in ascending order, which must be the last dimensions and leave out the partition."""
     try:
         given = [operator.index(a) for a in axis] if isinstance(axis, (list, tuple)) else [operator.index(axis)]
     except TypeError:
-        raise NkiError(f"axis is an integer or a list of integers, but got {axis!r}") from None
+        raise NkiError(
+            f"axis is an integer or a list of integers, and {axis!r} is neither an integer nor several"
+        ) from None
     axes = sorted(a + data.ndim if a < 0 else a for a in given)
     if 0 in axes:
         raise NkiError(
-            "axis 0 is the partition, which tensor_reduce does not reduce: transpose first, or use nisa.nc_matmul "
-            "with ones"
+            f"axis {axis!r} of {data.describe()}: axis 0 is the partition, which is not reduced here: transpose "
+            "first, or use nisa.nc_matmul with ones"
         )
     if not axes or axes != list(range(data.ndim - len(axes), data.ndim)):
         raise NkiError(
-            f"axis {axis!r} of a tensor with {data.ndim} dimensions: the reduced axes are the last ones, up to "
-            f"{data.ndim - 1}; permute the view so that they are"
+            f"axis {axis!r} of {data.describe()}: the reduced axes are the last ones, up to {data.ndim - 1}; permute "
+            "the view so that they are"
         )
-    return axes[0]
+    return tuple(axes)
 
 
 @instruction

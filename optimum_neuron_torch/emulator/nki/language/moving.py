@@ -105,14 +105,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 def _partition_repeat(dst: NkiTensor, src: NkiTensor) -> Step:
     """One partition read into several, which no single instruction of the engines does: counted as a DMA."""
-
-    def copy() -> None:
-        values = src.read()
-        if src.dtype != dst.dtype:
-            values = src.read_float32().reshape(src.shape)
-        dst.write(np.broadcast_to(values, dst.shape))
-
-    return Step("dma", (dst,), (src,), copy)
+    return Step("dma", (dst,), (src,), lambda: dst.write(np.broadcast_to(src.read_for(dst), dst.shape)))
 
 
 _partition_repeat.__name__ = "broadcast_to"

@@ -4,13 +4,13 @@ Sums are float32 whatever the tile's dtype; the result is cast once, at the end.
 """
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 from .. import isa
 from ..dtypes import DType, float32
 from ..errors import NkiError
+from ..isa.reductions import trailing_axes
 from ..operators import OPERATORS, Operator
 from ..tensor import NkiTensor
 from .math import apply, check_tile, new_tile
@@ -117,14 +117,7 @@ def _trailing(call: str, x: NkiTensor, axis: Axes) -> tuple[int, ...]:
     """The axes, which must be the last dimensions of the tile and leave out the partition."""
     check_tile(call, x)
     try:
-        given = [operator.index(axis)] if not isinstance(axis, (tuple, list)) else [operator.index(a) for a in axis]
-    except TypeError:
-        raise NkiError(f"axis={axis!r} is neither an integer nor several", op=call) from None
-    axes = tuple(sorted(a + x.ndim if a < 0 else a for a in given))
-    if not axes or axes[0] < 1 or axes != tuple(range(x.ndim - len(axes), x.ndim)):
-        raise NkiError(
-            f"axis {axis!r} of {x.describe()}: the reduced axes are the last ones, and not the partition (0); "
-            "permute the free dimensions, or transpose, first",
-            op=call,
-        )
-    return axes
+        return trailing_axes(axis, x)
+    except NkiError as error:
+        error.op = call
+        raise

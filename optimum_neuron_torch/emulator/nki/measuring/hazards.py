@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..marks import Box, overlap
 from ..records import Footprint, Record
 
 
@@ -15,8 +16,6 @@ from ..records import Footprint, Record
 CELLS = 64
 
 Key = tuple[str, int]
-# First row, one behind the last, first byte, one behind the last.
-Box = tuple[int, int, int, int]
 
 
 class Waits(NamedTuple):
@@ -54,7 +53,7 @@ class _Memory:
         cells = self._cells_of(box)
         for cell in cells:
             for access in cell:
-                if access.is_write and _overlap(access.box, box):
+                if access.is_write and overlap(access.box, box):
                     waits.results.add(access.index)
         access = _Access(box, False, index)
         for cell in cells:
@@ -65,7 +64,7 @@ class _Memory:
         for cell in cells:
             is_covered = False
             for access in cell:
-                if _overlap(access.box, box):
+                if overlap(access.box, box):
                     (waits.writers if access.is_write else waits.readers).add(access.index)
                     is_covered |= _contains(box, access.box)
             if is_covered:  # who comes later waits for this one, and it has waited for those
@@ -145,10 +144,6 @@ def box_of(footprint: Footprint, row_pitch: int) -> Box:
     if start + extent > pitch:
         return row, row + rows + 1 + (start + extent - 1) // pitch, 0, pitch
     return row, row + rows + 1, start, start + extent
-
-
-def _overlap(a: Box, b: Box) -> bool:
-    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]
 
 
 def _contains(outer: Box, inner: Box) -> bool:
