@@ -16,7 +16,8 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
 HEADING = """# nki-library on the simulator
 
 The public nki-library's own integration tests, unmodified, in their simulation mode, at {commit}. This page is made by
-`python -m model_tests.nki_library PATH --write` from the tests that have been run: a test that is not counted here has
+`python -m model_tests.nki_library PATH --write` from the tests that have been run, perhaps by several versions of the
+simulator, of which the last one counts: a test that is not counted here has
 not been. Tests whose kernel never started have no number of cores. `large` are those that the suite leaves out in
 simulation; `compiler` those that only ask the compiler's front end; `stopped` and `memory` went over the run's limits.
 """
