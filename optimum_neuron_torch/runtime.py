@@ -5,6 +5,7 @@ docstring says what happens where it is missing.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 DEVICE_TYPE = "neuron"
 # The backend's name for graphs is one for the whole process.
 _naming = threading.Lock()
+# What Dynamo guards on where it traces a choice between a kernel and torch; one per thread.
+_kernels = threading.local()
 
 
 class NeuronNotAvailableError(RuntimeError):
@@ -125,6 +128,91 @@ def is_neuron(tensor: Any) -> bool:
     import torch
 
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
+
+
+# ---- NKI kernels ----------------------------------------------------------------------------------------------------
+
+
+def kernels_run() -> bool:
+    """Whether NKI ops launch their kernels: on a real device with NKI, and in this thread within `simulating()`.
+
+    Elsewhere they compute with torch. Dynamo traces this, and makes another graph where the answer changes.
+    """
+    return getattr(_kernels, "simulating", False) or _has_native_kernels()
+
+
+@contextlib.contextmanager
+def simulating(is_on: bool = True) -> Iterator[None]:
+    """Within the block, and in this thread, NKI ops launch their kernels in the NKI simulator (or, off, do not)."""
+    before = getattr(_kernels, "simulating", False)
+    _kernels.simulating = is_on
+    try:
+        yield
+    finally:
+        _kernels.simulating = before
+
+
+def kernels_as(nki: str) -> contextlib.AbstractContextManager[None]:
+    """`simulating()` for `NeuronConfig(nki="simulate")`; "torch" leaves things as they are around it."""
+    return simulating() if nki == "simulate" else contextlib.nullcontext()
+
+
+def _has_native_kernels() -> bool:
+    return _finds_native_kernels()
+
+
+@functools.cache
+def _finds_native_kernels() -> bool:
+    return is_available() and not is_emulated() and why_no_kernels() is None
+
+
+# As torch.compiler.assume_constant_result() marks it, which would import Dynamo: run once, while tracing.
+_has_native_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def why_no_kernels() -> str | None:
+    """Why NKI kernels cannot be launched here, or None."""
+    try:
+        nki = importlib.import_module("nki")
+        instructions = importlib.import_module("nki.isa")
+    except ImportError as error:
+        switched_off = os.environ.get("NEURON_EMULATOR_NKI") == "0"
+        advice = "Unset NEURON_EMULATOR_NKI, which keeps the simulator out." if switched_off else "Install NKI."
+        return f"there is no `nki` to import ({error}). {advice}"
+    if not hasattr(nki, "jit") or not hasattr(instructions, "nc_matmul"):
+        return f"the `nki` that is installed ({getattr(nki, '__file__', '?')}) is no kernel language. Uninstall it."
+    return None
+
+
+def collecting_kernel_runs() -> contextlib.AbstractContextManager[list[Any]]:
+    """A block whose value, a list, gets one performance report per kernel run in the simulator; it stays empty with a
+    simulator that makes none (AWS's own).
+    """
+    collect = getattr(importlib.import_module("nki"), "simulation", None)
+    return contextlib.nullcontext([]) if collect is None else collect()
+
+
+def simulated_elsewhere() -> bool:
+    """Whether kernels run in a simulator that knows nothing of neuron tensors: AWS's own, on the emulated device."""
+    return is_emulated() and not hasattr(importlib.import_module("nki"), "simulation")
+
+
+def logical_core_size() -> int:
+    """How many physical cores form a logical one: the grid with which kernels are launched; 1 where nothing says."""
+    function = getattr(_package(".utils"), "get_lnc_setting", None)
+    return 1 if function is None else int(function())
+
+
+def nki_op(name: str, function: Callable[..., Any]) -> Any:
+    """`function`, which launches a kernel, as the operator "namespace::name": the package's `nki_op` where it has one,
+    else PyTorch's custom operator.
+    """
+    import torch
+
+    make = getattr(_package(), "nki_op", None)
+    if make is None:
+        return torch.library.custom_op(name, function, mutates_args=())
+    return make(name, function, mutates_args=())
 
 
 # ---- what was compiled and run --------------------------------------------------------------------------------------

@@ -43,9 +43,3 @@ def test_all_names_exist_and_no_others():
     assert all(getattr(ont, name) is not None for name in ont.__all__)
     with pytest.raises(AttributeError, match="no attribute 'prepair'"):
         ont.prepair  # noqa: B018
-
-
-@pytest.mark.parametrize("call", [lambda: ont.nki.simulation().__enter__()])
-def test_what_is_not_there_yet_says_so(call):
-    with pytest.raises(NotImplementedError, match="not"):
-        call()

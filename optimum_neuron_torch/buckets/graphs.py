@@ -46,10 +46,6 @@ class Graphs:
     """
 
     def __init__(self, ledger: Ledger, config: NeuronConfig) -> None:
-        if config.nki == "simulate":
-            raise NotImplementedError(
-                "nki='simulate' is not implemented yet: NKI ops compute with torch (nki='torch')"
-            )
         self.ledger, self.config = ledger, config
         self._compiled: dict[tuple, Callable] = {}
         self._buckets: set[tuple] = set()
@@ -89,6 +85,10 @@ class Graphs:
 
         `step` is importable, so that what was compiled can be stored. A key begins with the bucket's items.
         """
+        with runtime.kernels_as(self.config.nki):
+            return self._run(function, key, step, args)
+
+    def _run(self, function: str, key: tuple, step: Callable, args: tuple[Any, ...]) -> Any:
         modules = [arg for arg in args if isinstance(arg, torch.nn.Module)]
         if self.config.compile is False:
             for module in modules:
@@ -110,7 +110,7 @@ class Graphs:
         """What `call` runs for these arguments, if that is one function that was made already; call it by `again`."""
         if self.config.compile is False or self.config.compile == "blocks":
             return None
-        with self._lock:
+        with self._lock, runtime.kernels_as(self.config.nki):
             states = [self._state(arg) for arg in args if isinstance(arg, torch.nn.Module)]
             return self._compiled.get((function, key, *states, signature(args), process_state()))
 

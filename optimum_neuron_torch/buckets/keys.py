@@ -66,6 +66,7 @@ def process_state() -> tuple:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         function_modes(),
+        runtime.kernels_run(),
     )
 
 

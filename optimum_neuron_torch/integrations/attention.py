@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..nki import ops
+from ..nki.ops.attention import attention
 from ..nki.paths import record
 
 
@@ -49,7 +49,7 @@ def nki_attention_forward(
     if attention_mask is None and is_causal and query.shape[2] > 1:
         attention_mask = _causal_mask(query.shape[2], key.shape[2], query.device)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output_BHQD = ops.attention(query, key, value, attention_mask, s_aux, scale, softcap)
+    output_BHQD = attention(query, key, value, None, attention_mask, s_aux, scale, softcap)
     return output_BHQD.transpose(1, 2).contiguous(), None
 
 

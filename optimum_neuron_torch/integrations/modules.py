@@ -24,6 +24,7 @@ from ..buckets.module import BucketedModule, ExactShapesError, NoGraphError
 from ..buckets.probing import POSITIONAL
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
+from ..nki.modes import check_simulator
 from ..nki.paths import recording
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
@@ -125,6 +126,8 @@ def attach(
     `again` attaches to a copy of the module (None: this function).
     """
     check_axes(module, config.buckets)
+    if config.nki == "simulate":
+        check_simulator()
     unwatch(module)
     ledger = Ledger(type(module).__name__, config.strict)
     graphs = Graphs(ledger, config)
@@ -231,9 +234,16 @@ def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
     signature = inspect.signature(stock)
     device_kinds = tuple(kind for kind in prepared.config.strict if kind in DEVICE_STRICT_KINDS)
     named, required = _names(signature)
+    simulates = prepared.config.nki == "simulate"
 
     @wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if simulates:
+            with runtime.simulating():
+                return run(*args, **kwargs)
+        return run(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
         if not is_active(module):
             return stock(*args, **kwargs)
         by_name = not args and required <= kwargs.keys() <= named

@@ -3,12 +3,10 @@
 Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size.
 """
 
-from contextlib import contextmanager
-
 import torch
 
-from . import ops
-from .masks import mask_of_ranges
+from .modes import simulation
+from .ops import attention as attention_ops
 
 
 __all__ = ["attention", "simulation"]
@@ -42,18 +40,31 @@ def attention(
             f"query {tuple(query_BHQD.shape)}, key {tuple(key_BGKD.shape)} and value {tuple(value_BGKD.shape)} do not "
             "fit: expected (B, H, Q, D), (B, G, K, D), (B, G, K, Dv) with H a multiple of G"
         )
-    if ranges_B1Q2 is not None:
-        inside = mask_of_ranges(ranges_B1Q2, key_BGKD.shape[2])
-        if bias is None:
-            bias = inside
-        else:
-            bias = inside & bias if bias.dtype == torch.bool else bias.masked_fill(~inside, float("-inf"))
+    _check_masks(query_BHQD, key_BGKD, ranges_B1Q2, bias, sinks_H)
     scale = query_BHQD.shape[-1] ** -0.5 if scale is None else float(scale)
-    return ops.attention(query_BHQD, key_BGKD, value_BGKD, bias, sinks_H, scale, softcap)
+    return attention_ops.attention(query_BHQD, key_BGKD, value_BGKD, ranges_B1Q2, bias, sinks_H, scale, softcap)
 
 
-@contextmanager
-def simulation():
-    """Run kernels in the NKI simulator within the block; it comes with the simulator."""
-    raise NotImplementedError("the NKI simulator is not part of this version: NKI ops compute with torch")
-    yield
+def _check_masks(
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    ranges_B1Q2: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    sinks_H: torch.Tensor | None,
+) -> None:
+    batch, heads, queries, _ = query_BHQD.shape
+    shape = (batch, heads, queries, key_BGKD.shape[2])
+    if ranges_B1Q2 is not None and ranges_B1Q2.shape not in ((batch, 1, queries, 2), (1, 1, queries, 2)):
+        raise ValueError(f"ranges_B1Q2 has the shape {tuple(ranges_B1Q2.shape)}, expected ({batch}, 1, {queries}, 2)")
+    if ranges_B1Q2 is not None and ranges_B1Q2.dtype != torch.int32:
+        raise ValueError(f"ranges_B1Q2 has the dtype {ranges_B1Q2.dtype}, expected torch.int32")
+    if bias is not None and (bias.dim() > 4 or not _broadcasts(bias.shape, shape)):
+        raise ValueError(f"bias has the shape {tuple(bias.shape)}, which does not broadcast to (B, H, Q, K) = {shape}")
+    if bias is not None and not (bias.dtype == torch.bool or bias.is_floating_point()):
+        raise ValueError(f"bias has the dtype {bias.dtype}, expected torch.bool or floating point")
+    if sinks_H is not None and sinks_H.shape != (heads,):
+        raise ValueError(f"sinks_H has the shape {tuple(sinks_H.shape)}, expected ({heads},)")
+
+
+def _broadcasts(given: torch.Size, wanted: tuple[int, ...]) -> bool:
+    return all(size in (1, full) for size, full in zip(reversed(given), reversed(wanted), strict=False))

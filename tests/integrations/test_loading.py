@@ -63,11 +63,6 @@ def test_neuron_config_false_loads_without_preparing(tiny_llama):
             ValueError,
             r"unknown bucket axes \['image'\]",
         ),
-        (
-            {"device_map": "neuron", "neuron_config": ont.NeuronConfig(nki="simulate")},
-            NotImplementedError,
-            "nki='torch'",
-        ),
     ],
 )
 def test_bad_input(tiny_llama, arguments, error, message):

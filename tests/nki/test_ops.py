@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from optimum_neuron_torch.nki import attention, ops
+from optimum_neuron_torch.nki import attention
+from optimum_neuron_torch.nki.ops.attention import attention_torch
 
 
 def textbook(query, key, value, mask=None, sinks=None, scale=None, softcap=None):
@@ -31,7 +32,7 @@ MASK = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(1)) > 0.4
 CASES = {
     "plain": {},
     "boolean mask": {"bias": MASK},
-    "bias": {"bias": torch.linspace(-1, 1, 7).expand(2, 1, 5, 7)},
+    "bias": {"bias": torch.linspace(-1, 1, 7).reshape(1, 1, 1, 7)},
     "scale": {"scale": 0.2},
     "softcap": {"softcap": 2.0, "bias": MASK},
     "sinks": {"sinks_H": torch.tensor([0.5, -1.0, 0.0, 2.0]), "bias": MASK},
@@ -51,16 +52,28 @@ def test_values(case):
     torch.testing.assert_close(attention(*tensors(), **options), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["plain", "boolean mask", "scale", "softcap"])
+@pytest.mark.parametrize("case", CASES)
 def test_gradients(case):
-    options = CASES[case]
-    mine, reference = tensors(grad=True), tensors(grad=True)
-    attention(*mine, **options).square().sum().backward()
-    textbook(
-        *reference, mask=options.get("bias"), scale=options.get("scale"), softcap=options.get("softcap")
-    ).square().sum().backward()
-    for ours, theirs in zip(mine, reference, strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    """Of the query, key, value, a bias that is broadcast, and the sinks."""
+    ours, theirs = ({"tensors": tensors(grad=True), **_with_gradients(CASES[case])} for _ in range(2))
+    attention(*ours["tensors"], **{name: ours[name] for name in CASES[case]}).square().sum().backward()
+    names = {"bias": "mask", "sinks_H": "sinks"}
+    options = {names.get(name, name): theirs[name] for name in CASES[case]}
+    textbook(*theirs["tensors"], **options).square().sum().backward()
+    for name in CASES[case]:
+        if isinstance(ours[name], torch.Tensor) and ours[name].requires_grad:
+            torch.testing.assert_close(ours[name].grad, theirs[name].grad, rtol=1e-4, atol=1e-5)
+    for mine, reference in zip(ours["tensors"], theirs["tensors"], strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-4, atol=1e-5)
+
+
+def _with_gradients(options):
+    def with_gradient(value):
+        return (
+            value.clone().requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        )
+
+    return {name: with_gradient(value) for name, value in options.items()}
 
 
 def test_a_query_that_sees_no_key_gives_zero():
@@ -76,16 +89,18 @@ def test_shapes_that_do_not_fit_are_named():
     query, key, value = tensors()
     with pytest.raises(ValueError, match=r"\(2, 3, 5, 8\).*H a multiple of G"):
         attention(query[:, :3], key, value)
-    with pytest.raises(ValueError, match=r"expected \(B, 1, Q, 2\)"):
-        attention(query, key, value, ranges_B1Q2=torch.zeros(2, 5, 2, dtype=torch.int32))
-
-
-def test_sinks_have_no_gradient_and_say_so():
-    query, key, value = tensors(grad=True)
-    with pytest.raises(NotImplementedError, match="sinks"):
-        attention(query, key, value, sinks_H=torch.zeros(4))
+    wrong = {
+        r"expected \(2, 1, 5, 2\)": {"ranges_B1Q2": torch.zeros(2, 5, 2, dtype=torch.int32)},
+        "expected torch.int32": {"ranges_B1Q2": torch.zeros(2, 1, 5, 2)},
+        r"broadcast to \(B, H, Q, K\) = \(2, 4, 5, 7\)": {"bias": torch.zeros(2, 1, 5, 6)},
+        "expected torch.bool": {"bias": torch.zeros(7, dtype=torch.int64)},
+        r"expected \(4,\)": {"sinks_H": torch.zeros(2)},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            attention(query, key, value, **options)
 
 
 def test_the_op_keeps_torchs_rules_for_custom_ops():
     query, key, value = tensors()
-    torch.library.opcheck(ops.attention, (query, key, value, MASK, None, 0.3, None))
+    torch.library.opcheck(attention_torch, (query, key, value, None, MASK, None, 0.3, None, False))

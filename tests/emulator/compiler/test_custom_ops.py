@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
-from optimum_neuron_torch.nki.ops import attention as nki_attention
+from optimum_neuron_torch.nki.ops.attention import attention as nki_attention
 
 
 @torch.library.custom_op("neuron_compiler_tests::attention", mutates_args=())
@@ -87,7 +87,7 @@ class _Layer(torch.nn.Module):
 
     def forward(self, x, mask):
         heads = self.to_heads(x).unflatten(-1, (2, 8)).transpose(1, 2)
-        attended = nki_attention(heads, heads.exp(), heads, mask, None, 0.3, None)
+        attended = nki_attention(heads, heads.exp(), heads, None, mask, None, 0.3, None)
         return x + self.output(attended.transpose(1, 2).flatten(2))
 
 
@@ -116,8 +116,8 @@ def test_each_call_is_one_operation_and_the_oracle_computes_its_body(modules):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, atol=1e-5, rtol=1e-4)
     forward, backward = modules
     for text, name, operands in (
-        (forward, "attention", ["query", "key", "value", "mask"]),
-        (backward, "attention_backward", ["grad", "query", "key", "value", "mask"]),
+        (forward, "attention", ["query", "key", "value", "bias"]),
+        (backward, "attention_backward", ["grad", "query", "key", "value", "bias"]),
     ):
         main = text[: text.index("func.func private")]
         assert len(re.findall(rf'stablehlo.composite "optimum_neuron_torch\.{name}"', main)) == 3
