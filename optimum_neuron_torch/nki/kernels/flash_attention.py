@@ -1,0 +1,632 @@
+"""Flash attention, forward: softmax(query key^T) value in tiles, the scores of which never leave the chip.
+
+Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size of q and k, E head size of v.
+In the names of views on the chip, the partition comes first: R the queries of a tile, C the keys of a chunk, up to 128
+of both.
+
+The work is cut into steps: a tile of 128 queries of one head against a block of up to 2048 keys. The engines of a
+NeuronCore run side by side, each in the order of the program, so the order below is the schedule:
+
+    Tensor Engine   scores of step i, a PSUM bank of 512 keys at a time, among the products with values of step i - 2
+    Vector Engine   the largest score of each row, with the mask where there is one; results joined across blocks
+    Scalar Engine   exp(scale * score - largest) with its sum, written in the inputs' dtype
+    DMA             transposes most of those weights within SBUF, so that the keys are on the partitions; the Tensor
+                    and the Scalar Engine do the rest
+
+Keys and values of a key head stay in SBUF for all of its query heads where they fit; else they come in sections, once
+for every 2048 queries.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+PARTITIONS = 128
+BANK = 512  # float32 scores in a bank of PSUM, which a product on NeuronCore-v3 does not cross
+BLOCK = 2048  # keys that share one maximum: four of the eight banks, so that the next step's scores find room
+CHUNKS = BANK // PARTITIONS
+GROUP = 16  # tiles of queries that see a section of keys before the next one replaces it
+SECTION_BYTES = 48 * 1024  # keys and values of a section, per partition; two sections are on the chip at a time
+HEAD_MAX = 256
+DELAY = 2  # steps between scores and their products with values: the time that exp and the transposes take
+DMA_SHARE = 0.75  # of the transposes; more, and DMA is what sets the pace
+
+LOWEST = -3.4028235e38  # what range_select writes for keys that are not seen
+FLOOR = 1e30  # no maximum is below -FLOOR, so exp of LOWEST less the maximum is 0 in rows that see no key
+SMALLEST = 1e-18  # instead of a sum of 0; no other is below 1, and the Scalar Engine's log begins at 2^-64
+
+
+@nki.jit
+def flash_attention_kernel(
+    query_BHQD,
+    key_BGKD,
+    value_BGKE,
+    ranges_BQ2=None,
+    mask_BHQK=None,
+    bias_BHQK=None,
+    sinks_H=None,
+    scale=1.0,
+    softcap=None,
+    is_causal=False,
+):
+    """Attention of any length: `(output_BHQE, logsumexp_BHQ)`, the first in the query's dtype, the second float32.
+
+    Args:
+        query_BHQD, key_BGKD, value_BGKE: float32, bfloat16 or float16, all the same; H is a multiple of G, D and E are
+            256 at most. Products are in this dtype with sums in float32, the softmax is in float32.
+        ranges_BQ2: int32, the keys [start, end) that each query sees; batch 1 or B.
+        mask_BHQK: uint8, not 0 where a query sees a key; batch 1 or B, heads 1 or H.
+        bias_BHQK: a float dtype, added to the scaled and capped scores; batch 1 or B, heads 1 or H. Finite; what is
+            below -1e30 counts as a key that is not seen.
+        sinks_H: float32, one logit per head that takes part in the softmax and has no value.
+        scale: of the scores. softcap: scores become softcap * tanh(scores / softcap).
+        is_causal: query q sees keys up to q; as many queries as keys. Tiles behind the diagonal are not computed.
+
+    A key is seen that all of range, mask and causality let through. A row that sees none gives 0, and for its
+    logsumexp the sink, or without one a number of about -1e30 * scale. Runs on NeuronCore-v3 and later, on one core or
+    two.
+    """
+    call = _Call.of(
+        query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap, is_causal
+    )
+    late: deque[_Step] = deque()
+    for step in _steps(call):
+        earlier = _join_values(call, late.popleft()) if len(late) == DELAY else iter(())
+        for index in range(len(step.banks)):
+            _score(call, step, index)
+            next(earlier, None)
+        _exhaust(earlier)
+        _weigh(call, step)
+        late.append(step)
+    for step in late:
+        _exhaust(_join_values(call, step))
+    return call.output_BHQE, call.logsumexp_BHQ
+
+
+def _exhaust(work: Iterator[None]) -> None:
+    for _ in work:
+        pass
+
+
+# What is asked for
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments, the results, and what all tiles share.
+
+    `factor` is what the scores are multiplied with on their way into the exponential. What the Tensor Engine gives, it
+    scales; after softcap's tanh it is the cap; 1 where an instruction before has scaled already.
+    """
+
+    query_BHQD: Any
+    key_BGKD: Any
+    value_BGKE: Any
+    ranges_BQ2: Any
+    mask_BHQK: Any
+    bias_BHQK: Any
+    scale: float
+    softcap: float | None
+    is_causal: bool
+    output_BHQE: Any
+    logsumexp_BHQ: Any
+    zeros_R1: Any
+    ones_R1: Any
+    negative_sinks_RH: Any
+
+    @classmethod
+    def of(cls, query, key, value, ranges, mask, bias, sinks, scale, softcap, is_causal) -> "_Call":
+        _check(query, key, value, is_causal)
+        batch, heads, queries, _ = query.shape
+        output = nl.ndarray((batch, heads, queries, value.shape[3]), dtype=query.dtype, buffer=nl.shared_hbm)
+        logsumexp = nl.ndarray((batch, heads, queries), dtype=nl.float32, buffer=nl.shared_hbm)
+        zeros, ones, negative_sinks = None, None, None
+        if is_causal:
+            zeros = nl.ndarray((PARTITIONS, 1), dtype=nl.float32)
+            nisa.memset(dst=zeros, value=0.0)
+        if sinks is not None:
+            ones = nl.ndarray((PARTITIONS, 1), dtype=nl.float32)
+            nisa.memset(dst=ones, value=1.0)
+            loaded = nl.ndarray((PARTITIONS, heads), dtype=nl.float32)
+            nisa.dma_copy(dst=loaded, src=sinks.reshape((1, heads)).broadcast(0, PARTITIONS))
+            negative_sinks = nl.ndarray((PARTITIONS, heads), dtype=nl.float32)
+            nisa.tensor_scalar(dst=negative_sinks, data=loaded, op0=nl.multiply, operand0=-1.0)
+        return cls(
+            query, key, value, ranges, mask, bias, scale, softcap, is_causal, output, logsumexp, zeros, ones,
+            negative_sinks,
+        )  # fmt: skip
+
+    @property
+    def factor(self) -> float:
+        if self.bias_BHQK is not None or self.multiplier <= 0:
+            return 1.0
+        return self.multiplier
+
+    @property
+    def multiplier(self) -> float:
+        """From what the Tensor Engine, or softcap's tanh, gives to scaled scores."""
+        return self.scale if self.softcap is None else self.softcap
+
+    @property
+    def can_be_empty(self) -> bool:
+        """Whether a row may see no key, and no sink either."""
+        is_masked = not (self.ranges_BQ2 is None and self.mask_BHQK is None and self.bias_BHQK is None)
+        return is_masked and self.negative_sinks_RH is None
+
+
+def _check(query, key, value, is_causal) -> None:
+    (batch, heads, queries, depth), (_, groups, keys, _) = query.shape, key.shape
+    if key.shape[0] != batch or heads % groups or key.shape[3] != depth or tuple(value.shape[:3]) != key.shape[:3]:
+        raise ValueError(
+            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit together: "
+            "they are (B, H, Q, D), (B, G, K, D) and (B, G, K, E), with H a multiple of G"
+        )
+    if max(depth, value.shape[3]) > HEAD_MAX:
+        raise ValueError(f"head sizes {depth} and {value.shape[3]}: up to {HEAD_MAX} are possible")
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"query, key and value are of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
+    if is_causal and queries != keys:
+        raise ValueError(f"is_causal with {queries} queries and {keys} keys: it takes as many of both; pass ranges")
+
+
+# Steps
+
+
+@dataclass
+class _Section:
+    """Keys [start, stop) of one key head in SBUF: transposed, in parts of up to 128 of D; and their values."""
+
+    start: int
+    stop: int
+    keys_DK: list[Any]
+    values_CNE: Any  # chunk n has keys from start + 128 * n on
+
+
+@dataclass
+class _Group:
+    """Consecutive tiles of queries of one head, and the softmax's sums and offsets of them, a column each."""
+
+    batch: int
+    head: int
+    start: int
+    stop: int
+    queries_DQ: list[Any]
+    totals_RT: Any
+    offsets_RT: Any
+    unfinished: int
+
+
+@dataclass
+class _Tile:
+    """Up to 128 queries, and what is known of them after the blocks so far.
+
+    `offset_R1` is minus the largest logit so far, or a number where there is none; `total_R1` the sum of the weights
+    and `result_RE` of weighted values, both relative to it.
+    """
+
+    group: _Group
+    column: int
+    start: int
+    stop: int
+    last_key: int  # keys from here on are not seen by any row
+    first_R1: Any = None  # per row: the first key in its range, and the one behind the last
+    bound_R1: Any = None
+    offset_R1: Any = None
+    total_R1: Any = None
+    result_RE: Any = None
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass
+class _Step:
+    """A tile of queries against keys [start, stop), and what the engines hand on."""
+
+    tile: _Tile
+    section: _Section
+    start: int
+    stop: int
+    scores_RK: list[Any] = field(default_factory=list)  # by bank, in PSUM or SBUF
+    bias_RK: Any = None
+    mask_RK: Any = None
+    maxima_RN: Any = None  # by bank
+    weights_RK: Any = None
+    transposed_CNR: list[Any] = field(default_factory=list)  # by bank; None where the Tensor Engine does it
+    decay_R1: Any = None  # what earlier results shrink by
+
+    @property
+    def banks(self) -> list[tuple[int, int]]:
+        return _pieces(self.start, self.stop, BANK)
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.tile.last_key
+
+
+def _pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    return [(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+def _blocks(start: int, stop: int) -> list[tuple[int, int]]:
+    """Blocks of about the same size: a small last one would cost as many instructions as a large one."""
+    count = _ceil(stop - start, BLOCK)
+    return _pieces(start, stop, _ceil(_ceil(stop - start, count), PARTITIONS) * PARTITIONS)
+
+
+def _ceil(size: int, unit: int) -> int:
+    return -(-size // unit)
+
+
+def _steps(call: _Call) -> Iterator[_Step]:
+    """The work of this core, in its order. What a step reads is loaded when it is reached, which DMA does early."""
+    batch, groups, keys, _ = call.key_BGKD.shape
+    sections = _pieces(0, keys, _section_keys(call))
+    for row in range(batch):
+        for key_head in range(groups):
+            section = None
+            for head, starts in _queries_of_core(call, row, key_head):
+                for at in range(0, len(starts), GROUP):
+                    tiles = _load_queries(call, row, head, starts[at : at + GROUP])
+                    for start, stop in sections:
+                        seeing = [tile for tile in tiles if tile.last_key > start]
+                        if seeing and (section is None or section.start != start):
+                            section = _load_section(call, row, key_head, start, stop)
+                        for tile in seeing:
+                            for block in _blocks(start, min(stop, tile.last_key)):
+                                yield _Step(tile, section, *block)
+
+
+def _section_keys(call: _Call) -> int:
+    """How many keys, and their values, take SECTION_BYTES of each partition."""
+    depth, width = call.key_BGKD.shape[3], call.value_BGKE.shape[3]
+    of_block = (_ceil(depth, PARTITIONS) * BLOCK + width * BLOCK // PARTITIONS) * _itemsize(call.key_BGKD)
+    return max(1, SECTION_BYTES // of_block) * BLOCK
+
+
+def _itemsize(tensor: Any) -> int:
+    return 4 if tensor.dtype == nl.float32 else 2
+
+
+def _queries_of_core(call: _Call, row: int, key_head: int) -> list[tuple[int, list[int]]]:
+    """(head, starts of tiles) that this core computes: whole heads where they can be shared evenly.
+
+    Else every head's tiles, back and forth between the cores, as tiles of causal attention grow.
+    """
+    batch, heads, queries, _ = call.query_BHQD.shape
+    cores, core = nl.num_programs(0), nl.program_id(0)
+    repeats = heads // call.key_BGKD.shape[1]
+    mine = range(key_head * repeats, (key_head + 1) * repeats)
+    starts = list(range(0, queries, PARTITIONS))
+    if batch * heads % cores == 0:
+        share = batch * heads // cores
+        return [(head, starts) for head in mine if (row * heads + head) // share == core]
+    turns = [tile % cores if tile // cores % 2 == 0 else cores - 1 - tile % cores for tile in range(len(starts))]
+    shared = [
+        (head, [start for start, turn in zip(starts, turns, strict=True) if (turn + head) % cores == core])
+        for head in mine
+    ]
+    return [(head, starts) for head, starts in shared if starts]
+
+
+# Loading
+
+
+def _load_section(call: _Call, row: int, key_head: int, start: int, stop: int) -> _Section:
+    keys_DK = _load_transposed(call.key_BGKD[row, key_head], start, stop)
+    source, width = call.value_BGKE[row, key_head], call.value_BGKE.shape[3]
+    values_CNE = nl.ndarray((PARTITIONS, _ceil(stop - start, PARTITIONS), width), dtype=source.dtype)
+    whole = (stop - start) // PARTITIONS
+    middle = start + whole * PARTITIONS
+    if whole:
+        chunks = source[start:middle, :].reshape_dim(0, (whole, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_copy(dst=values_CNE[:, 0:whole, :], src=chunks)
+    if middle < stop:
+        nisa.dma_copy(dst=values_CNE[0 : stop - middle, whole, :], src=source[middle:stop, :])
+    return _Section(start, stop, keys_DK, values_CNE)
+
+
+def _load_transposed(source_SD: Any, start: int, stop: int) -> list[Any]:
+    """Rows [start, stop) with D on the partitions, in parts of up to 128."""
+    parts = []
+    for first, last in _pieces(0, source_SD.shape[1], PARTITIONS):
+        part = nl.ndarray((last - first, stop - start), dtype=source_SD.dtype)
+        nisa.dma_transpose(dst=part, src=source_SD[start:stop, first:last])
+        parts.append(part)
+    return parts
+
+
+def _load_queries(call: _Call, row: int, head: int, starts: list[int]) -> list[_Tile]:
+    queries, keys = call.query_BHQD.shape[2], call.key_BGKD.shape[2]
+    start, stop = starts[0], min(starts[-1] + PARTITIONS, queries)
+    queries_DQ = _load_transposed(call.query_BHQD[row, head], start, stop)
+    totals, offsets = (nl.ndarray((PARTITIONS, len(starts)), dtype=nl.float32) for _ in range(2))
+    group = _Group(row, head, start, stop, queries_DQ, totals, offsets, len(starts))
+    tiles = []
+    for column, start in enumerate(starts):
+        stop = min(start + PARTITIONS, queries)
+        tile = _Tile(group, column, start, stop, min(stop, keys) if call.is_causal else keys)
+        tile.offset_R1 = FLOOR * call.factor
+        if call.negative_sinks_RH is not None:  # a key before all others, which has no value
+            tile.offset_R1 = call.negative_sinks_RH[0 : tile.rows, head : head + 1]
+            tile.total_R1 = call.ones_R1[0 : tile.rows, :]
+        _find_range(call, tile)
+        tiles.append(tile)
+    return tiles
+
+
+def _find_range(call: _Call, tile: _Tile) -> None:
+    """The keys that each row may see, as numbers that range_select takes; they are exact up to 2^24."""
+    rows = tile.rows
+    if call.is_causal:
+        after_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
+        nisa.iota(dst=after_R1, pattern=[[0, 1]], offset=tile.start + 1, channel_multiplier=1)
+        tile.first_R1, tile.bound_R1 = call.zeros_R1[0:rows, :], after_R1
+    if call.ranges_BQ2 is not None:
+        range_R2 = nl.ndarray((rows, 2), dtype=nl.float32)
+        source = call.ranges_BQ2[_broadcast(call.ranges_BQ2, 0, tile.group.batch)]
+        nisa.dma_copy(dst=range_R2, src=source[tile.start : tile.stop, :])
+        tile.first_R1, tile.bound_R1 = range_R2[:, 0:1], range_R2[:, 1:2]
+        if call.is_causal:
+            tile.bound_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
+            nisa.tensor_tensor(dst=tile.bound_R1, data1=range_R2[:, 1:2], data2=after_R1, op=nl.minimum)
+
+
+def _broadcast(tensor: Any, dim: int, index: int) -> int:
+    return 0 if tensor.shape[dim] == 1 else index
+
+
+def _load_pairs(tensor_BHQK: Any, step: _Step) -> Any:
+    """The part of a mask or a bias that belongs to a step, (R, K)."""
+    if tensor_BHQK is None:
+        return None
+    tile = step.tile
+    loaded_RK = nl.ndarray((tile.rows, step.stop - step.start), dtype=tensor_BHQK.dtype)
+    batch, head = _broadcast(tensor_BHQK, 0, tile.group.batch), _broadcast(tensor_BHQK, 1, tile.group.head)
+    nisa.dma_copy(dst=loaded_RK, src=tensor_BHQK[batch, head, tile.start : tile.stop, step.start : step.stop])
+    return loaded_RK
+
+
+# Scores
+
+
+def _score(call: _Call, step: _Step, index: int) -> None:
+    """The scores of one bank of keys, masked, and their maximum per row."""
+    tile, section = step.tile, step.section
+    if index == 0:
+        step.bias_RK, step.mask_RK = _load_pairs(call.bias_BHQK, step), _load_pairs(call.mask_BHQK, step)
+        step.maxima_RN = nl.ndarray((tile.rows, len(step.banks)), dtype=nl.float32)
+    start, stop = step.banks[index]
+    scores_RK = nl.ndarray((tile.rows, stop - start), dtype=nl.float32, buffer=nl.psum)
+    first_query = tile.start - tile.group.start
+    for part, (queries_DQ, keys_DK) in enumerate(zip(tile.group.queries_DQ, section.keys_DK, strict=True)):
+        nisa.nc_matmul(
+            dst=scores_RK,
+            stationary=queries_DQ[:, first_query : first_query + tile.rows],
+            moving=keys_DK[:, start - section.start : stop - section.start],
+            accumulate=part > 0,
+        )
+    scores_RK = _scaled(call, step, scores_RK, start, stop)
+    scores_RK = _masked(call, step, scores_RK, start, stop, step.maxima_RN[:, index : index + 1])
+    step.scores_RK.append(scores_RK)
+
+
+def _scaled(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int) -> Any:
+    """Scores that `call.factor` is left to scale."""
+    shape = (step.tile.rows, stop - start)
+    if call.softcap is not None:
+        capped_RK = nl.ndarray(shape, dtype=nl.float32)
+        nisa.activation(dst=capped_RK, op=nl.tanh, data=scores_RK, scale=call.scale / call.softcap)
+        scores_RK = capped_RK
+    if step.bias_RK is not None:
+        biased_RK = nl.ndarray(shape, dtype=nl.float32)
+        bias_RK = step.bias_RK[:, start - step.start : stop - step.start]
+        nisa.scalar_tensor_tensor(
+            dst=biased_RK, data=scores_RK, op0=nl.multiply, operand0=call.multiplier, op1=nl.add, operand1=bias_RK
+        )
+        return biased_RK
+    if call.multiplier <= 0:  # the maximum is then not that of the scores as they are
+        scaled_RK = nl.ndarray(shape, dtype=nl.float32)
+        nisa.tensor_scalar(dst=scaled_RK, data=scores_RK, op0=nl.multiply, operand0=call.multiplier)
+        return scaled_RK
+    return scores_RK
+
+
+def _masked(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int, maximum_R1: Any) -> Any:
+    """LOWEST where a key is not seen. The Vector Engine finds the maximum on the way."""
+    tile = step.tile
+    crosses_diagonal = call.is_causal and stop > tile.start + 1
+    if call.ranges_BQ2 is not None or crosses_diagonal:
+        ranged_RK = nl.ndarray((tile.rows, stop - start), dtype=nl.float32)
+        nisa.range_select(
+            dst=ranged_RK,
+            on_true_tile=scores_RK,
+            comp_op0=nl.greater_equal,
+            comp_op1=nl.less,
+            bound0=tile.first_R1,
+            bound1=tile.bound_R1,
+            range_start=start,
+            on_false_value=LOWEST,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            reduce_res=maximum_R1,
+        )
+        scores_RK = ranged_RK
+    elif step.mask_RK is None:
+        nisa.tensor_reduce(dst=maximum_R1, op=nl.maximum, data=scores_RK, axis=1)
+    if step.mask_RK is not None:
+        chosen_RK = nl.ndarray((tile.rows, stop - start), dtype=nl.float32)
+        nisa.select_reduce(
+            dst=chosen_RK,
+            predicate=step.mask_RK[:, start - step.start : stop - step.start],
+            on_true=scores_RK,
+            on_false=LOWEST,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            reduce_res=maximum_R1,
+        )
+        scores_RK = chosen_RK
+    return scores_RK
+
+
+# Weights
+
+
+def _weigh(call: _Call, step: _Step) -> None:
+    """exp(scores - maximum), its sum, and the transposes that DMA does."""
+    tile, rows = step.tile, step.tile.rows
+    offset_R1 = _offset(call, step)
+    total_R1 = tile.group.totals_RT[0:rows, tile.column : tile.column + 1] if step.is_last else _column(rows)
+    sum_R1 = total_R1
+    if tile.total_R1 is not None:
+        step.decay_R1, sum_R1 = _column(rows), _column(rows)
+        nisa.activation(dst=step.decay_R1, op=nl.exp, data=tile.offset_R1, scale=-1.0, bias=offset_R1)
+    step.weights_RK = nl.ndarray((rows, step.stop - step.start), dtype=call.query_BHQD.dtype)
+    for index, (start, stop) in enumerate(step.banks):
+        nisa.activation(
+            dst=step.weights_RK[:, start - step.start : stop - step.start],
+            op=nl.exp,
+            data=step.scores_RK[index],
+            scale=call.factor,
+            bias=offset_R1,
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.reduce if index else nisa.reduce_cmd.reset_reduce,
+            reduce_res=sum_R1 if index == len(step.banks) - 1 else None,
+        )
+    if tile.total_R1 is not None:
+        nisa.tensor_scalar(
+            dst=total_R1,
+            data=tile.total_R1,
+            op0=nl.multiply,
+            operand0=step.decay_R1,
+            op1=nl.add,
+            operand1=sum_R1,
+            engine=nisa.engine.scalar,
+        )
+    tile.offset_R1, tile.total_R1 = offset_R1, total_R1
+    _transpose_by_dma(call, step)
+
+
+def _column(rows: int) -> Any:
+    return nl.ndarray((rows, 1), dtype=nl.float32)
+
+
+def _offset(call: _Call, step: _Step) -> Any:
+    """Minus the largest scaled score of the tile so far."""
+    tile, rows = step.tile, step.tile.rows
+    highest_R1 = step.maxima_RN
+    if len(step.banks) > 1:
+        highest_R1 = _column(rows)
+        nisa.tensor_reduce(dst=highest_R1, op=nl.maximum, data=step.maxima_RN, axis=1)
+    offset_R1 = tile.group.offsets_RT[0:rows, tile.column : tile.column + 1] if step.is_last else _column(rows)
+    nisa.tensor_scalar(
+        dst=offset_R1,
+        data=highest_R1,
+        op0=nl.multiply,
+        operand0=-call.factor,
+        op1=nl.minimum,
+        operand1=tile.offset_R1,
+    )
+    return offset_R1
+
+
+def _transpose_by_dma(call: _Call, step: _Step) -> None:
+    """Whole chunks of whole tiles, of elements of two bytes; the rest is left to the Tensor Engine."""
+    step.transposed_CNR = [None] * len(step.banks)
+    whole = [stop - start == BANK for start, stop in step.banks]
+    count = int(sum(whole) * DMA_SHARE)
+    if step.tile.rows < PARTITIONS or _itemsize(call.query_BHQD) != 2 or not count:
+        return
+    chunks_RNC = step.weights_RK[:, 0 : count * BANK].reshape_dim(1, (count * CHUNKS, PARTITIONS))
+    transposed_CNR = nl.ndarray((PARTITIONS, count * CHUNKS, PARTITIONS), dtype=step.weights_RK.dtype)
+    nisa.dma_transpose(dst=transposed_CNR, src=chunks_RNC)
+    for index in range(count):
+        step.transposed_CNR[index] = transposed_CNR[:, index * CHUNKS : (index + 1) * CHUNKS, :]
+
+
+# Values
+
+
+def _join_values(call: _Call, step: _Step) -> Iterator[None]:
+    """Adds the step's weighted values to its tile's result, a bank of keys at a time; the last step finishes it."""
+    tile, section = step.tile, step.section
+    sum_RE = nl.ndarray((tile.rows, call.value_BGKE.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    for index in range(len(step.banks)):
+        _transpose_on_chip(step, range(index, min(index + DELAY + 1, len(step.banks))))
+        start, stop = step.banks[index]
+        for chunk, (first, last) in enumerate(_pieces(start, stop, PARTITIONS)):
+            nisa.nc_matmul(
+                dst=sum_RE,
+                stationary=step.transposed_CNR[index][0 : last - first, chunk, 0 : tile.rows],
+                moving=section.values_CNE[0 : last - first, (first - section.start) // PARTITIONS, :],
+                accumulate=first > step.start,
+            )
+        yield
+    _join(step, sum_RE)
+    if step.is_last:
+        _finish(call, tile)
+
+
+def _transpose_on_chip(step: _Step, banks: range) -> None:
+    """Transposes of the Tensor Engine come early, so that it need not wait for their copies from PSUM."""
+    rows = step.tile.rows
+    for index in banks:
+        if step.transposed_CNR[index] is not None:
+            continue
+        start, stop = step.banks[index]
+        pieces = _pieces(start, stop, PARTITIONS)
+        height = min(PARTITIONS, stop - start)
+        shape = (height, len(pieces), rows)
+        in_psum = nl.ndarray(shape, dtype=step.weights_RK.dtype, buffer=nl.psum)
+        copied = step.transposed_CNR[index] = nl.ndarray(shape, dtype=step.weights_RK.dtype)
+        for chunk, (first, last) in enumerate(pieces):
+            weights_RC = step.weights_RK[:, first - step.start : last - step.start]
+            nisa.nc_transpose(dst=in_psum[0 : last - first, chunk, :], data=weights_RC, engine=nisa.engine.tensor)
+        whole = (stop - start) // PARTITIONS or 1
+        nisa.tensor_copy(dst=copied[:, 0:whole, :], src=in_psum[:, 0:whole, :], engine=nisa.engine.scalar)
+        if whole < len(pieces):
+            rest = pieces[-1][1] - pieces[-1][0]
+            nisa.tensor_copy(dst=copied[0:rest, whole, :], src=in_psum[0:rest, whole, :], engine=nisa.engine.scalar)
+
+
+def _join(step: _Step, sum_RE: Any) -> None:
+    tile = step.tile
+    if tile.result_RE is None and step.is_last:
+        tile.result_RE = sum_RE
+        return
+    joined_RE = nl.ndarray(sum_RE.shape, dtype=nl.float32)
+    if tile.result_RE is None:
+        nisa.tensor_copy(dst=joined_RE, src=sum_RE, engine=nisa.engine.scalar)
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=joined_RE, data=tile.result_RE, op0=nl.multiply, operand0=step.decay_R1, op1=nl.add, operand1=sum_RE
+        )
+    tile.result_RE = joined_RE
+
+
+def _finish(call: _Call, tile: _Tile) -> None:
+    """Divides by the sum of the weights and stores."""
+    group, rows = tile.group, tile.rows
+    total_R1 = tile.total_R1
+    if call.can_be_empty:
+        total_R1 = _column(rows)
+        nisa.tensor_scalar(dst=total_R1, data=tile.total_R1, op0=nl.maximum, operand0=SMALLEST)
+    share_R1 = _column(rows)
+    nisa.reciprocal(dst=share_R1, data=total_R1)
+    output_RE = nl.ndarray(tile.result_RE.shape, dtype=call.output_BHQE.dtype)
+    nisa.activation(dst=output_RE, op=nl.copy, data=tile.result_RE, scale=share_R1)
+    nisa.dma_copy(dst=call.output_BHQE[group.batch, group.head, tile.start : tile.stop, :], src=output_RE)
+    _store_logsumexp(call, tile, total_R1)
+
+
+def _store_logsumexp(call: _Call, tile: _Tile, total_R1: Any) -> None:
+    logsumexp_R1 = _column(tile.rows)
+    nisa.activation(dst=logsumexp_R1, op=nl.log, data=total_R1)
+    nisa.tensor_tensor(dst=logsumexp_R1, data1=logsumexp_R1, data2=tile.offset_R1, op=nl.subtract)
+    destination = call.logsumexp_BHQ[tile.group.batch, tile.group.head, tile.start : tile.stop]
+    nisa.dma_copy(dst=destination.expand_dim(1), src=logsumexp_R1)
