@@ -35,7 +35,7 @@ INSTALLED_TORCH := $(wildcard $(VENV)/lib/python3.*/site-packages/torch/version.
 # Nothing here may ask a model hub: all that runs ships with a package or is made on the spot.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-slow coverage parity conformance conformance-torch conformance-nki lint format clean FORCE
+.PHONY: help setup demo test test-slow coverage parity parity-kernels conformance conformance-torch conformance-nki lint format clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo "make conformance-torch  PyTorch's own tables on the neuron device; writes docs/reference/conformance.md"
 	@echo "make coverage   architectures compiled for the device, against the CPU; writes docs/reference/architectures.md"
 	@echo "make parity     generate() in buckets, every class of Transformers against the CPU; writes docs/reference/generation.md"
+	@echo "make parity-kernels  models with NKI kernels in the simulator, against the CPU; writes docs/reference/kernels.md"
 	@echo "make conformance  Hugging Face's own test suites on the neuron device (DIFFUSERS=checkout TRANSFORMERS=checkout)"
 	@echo "make conformance-nki  nki-library's own tests on the NKI simulator (NKI_LIBRARY=checkout)"
 	@echo "make lint       ruff: rules and formatting (make format repairs both)"
@@ -64,6 +65,9 @@ test-slow: setup
 
 coverage: setup
 	$(BIN)/python -m model_tests.architectures $(ARGS)
+
+parity-kernels: setup
+	$(BIN)/python -m model_tests.kernels $(ARGS)
 
 parity: setup
 	$(BIN)/python -m model_tests.generation $(ARGS)

@@ -100,6 +100,36 @@ ARCHITECTURES: list[Architecture] = [
         training=True,
     ),
     Architecture(
+        name="Whisper",
+        make=lambda: make(
+            "WhisperForConditionalGeneration",
+            "WhisperConfig",
+            vocab_size=64,
+            num_mel_bins=8,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_source_positions=24,
+            max_target_positions=32,
+            use_cache=False,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=1,
+            decoder_start_token_id=1,
+            dropout=0.0,
+        ),  # fmt: skip
+        inputs=lambda: {
+            "input_features": torch.randn(2, 8, 48, generator=torch.Generator().manual_seed(1)),
+            "decoder_input_ids": torch.arange(2, 24).reshape(2, 11),
+            "use_cache": False,
+        },
+        training=True,
+    ),
+    Architecture(
         name="EnCodec",
         make=lambda: make(
             "EncodecModel",
