@@ -1,0 +1,883 @@
+"""The gradients of flash attention, an NKI kernel: probabilities again from the logsumexp, nothing of (Q, K) in HBM.
+
+How: keys are taken in blocks of up to 512. For each block the queries pass by in tiles of 128, and the gradients of
+the block's keys and values grow in PSUM; those of the queries grow in SBUF, in float32, block by block. Queries that
+share a key head, of all its query heads, are one list; where SBUF does not hold what belongs to all of them it is cut
+into sections, and the gradients of keys and values are summed over sections in HBM, in float32.
+
+Two cores share the work by (batch row, key head). Where one of those is left over, as with a single head, the cores
+take its key blocks in turns and exchange the sums for the queries through HBM.
+
+Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size of q and k, E head size of v;
+on chip N tiles of 128 queries, M tiles of 128 keys, C parts of up to 128 of a head size; the partition comes first.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+TILE = 128  # partitions, so rows of a tile
+BLOCK_KEYS = 512  # float32 values of a PSUM bank: what one product may write
+WIDE_BLOCK_KEYS = 256  # for head sizes above 128: the sums of a block's keys and values are four banks all the same
+SECTION_BYTES = 80 * 1024  # of a partition: the next section is loaded while SBUF still holds this one
+LOAD_TILES = 8  # one transfer: large enough to be efficient, small enough to start early
+DELTA_TILES = 4
+LOWEST = -3.4028235e38  # the lowest float32, what range_select writes
+
+
+@nki.jit
+def flash_attention_backward_kernel(
+    grad_BHQE,
+    query_BHQD,
+    key_BGKD,
+    value_BGKE,
+    output_BHQE,
+    logsumexp_BHQ,
+    ranges_BQ2=None,
+    mask_BHQK=None,
+    bias_BHQK=None,
+    sinks_H=None,
+    scale=1.0,
+    softcap=None,
+    is_causal=False,
+    needs_bias_gradient=False,
+):
+    """Gradients of `flash_attention_kernel`, whose arguments, output and logsumexp these are.
+
+    Args:
+        grad_BHQE: of the output. It, query_BHQD, key_BGKD, value_BGKE and output_BHQE have one dtype: float32,
+            bfloat16 or float16. H is a multiple of G; D and E are at most 256; every length is 1 or more.
+        logsumexp_BHQ: float32, of all logits of a query, its sink included; -inf where it sees nothing.
+        ranges_BQ2: int32, the keys [start, end) that a query sees; batch 1 or B. Below 2**24.
+        mask_BHQK: uint8, not 0 where a query sees a key; batch 1 or B, heads 1 or H.
+        bias_BHQK: float32, bfloat16 or float16, finite; batch 1 or B, heads 1 or H.
+        sinks_H: float32, a logit of each head.
+        scale: of the products, positive. softcap: positive, or None.
+        is_causal: a query sees the keys up to its own place; Q is K.
+
+    Returns:
+        grad_query_BHQD, grad_key_BGKD, grad_value_BGKE in the dtype of the inputs; with needs_bias_gradient
+        grad_bias_BHQK, float32, of every batch row and head; with sinks grad_sinks_BH, float32, of every batch row.
+
+    Products are of the inputs' dtype with sums in float32; probabilities and their gradients are rounded to it before
+    they are multiplied. A query that sees no key adds nothing anywhere. The logsumexp is a float32: where a bias lifts
+    it to 1e5, probabilities are good to about 1%.
+    """
+    problem = _Problem(
+        grad_BHQE,
+        query_BHQD,
+        key_BGKD,
+        value_BGKE,
+        output_BHQE,
+        logsumexp_BHQ,
+        ranges_BQ2,
+        mask_BHQK,
+        bias_BHQK,
+        sinks_H,
+        float(scale),
+        None if softcap is None else float(softcap),
+        is_causal,
+        needs_bias_gradient,
+    )
+    _check(problem)
+    gradients = _allocate_gradients(problem)
+    before = previous = None
+    # The Tensor Engine works in the order of the instructions. So it gets the next tile's scores before it would wait
+    # until the other engines have made this one's probabilities, and the transposed gradients one tile later again.
+    for step in (*_plan(problem), None, None):
+        if step is not None:
+            _differentiate_scores(problem, gradients, step)
+        if previous is not None:
+            _add_to_keys(problem, gradients, previous)
+        if before is not None:
+            _add_to_queries(problem, gradients, before)
+        before, previous = previous, step
+    return tuple(gradient for gradient in gradients if gradient is not None)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What the kernel was called with."""
+
+    grad_BHQE: Any
+    query_BHQD: Any
+    key_BGKD: Any
+    value_BGKE: Any
+    output_BHQE: Any
+    logsumexp_BHQ: Any
+    ranges_BQ2: Any
+    mask_BHQK: Any
+    bias_BHQK: Any
+    sinks_H: Any
+    scale: float
+    softcap: float | None
+    is_causal: bool
+    needs_bias_gradient: bool
+
+    @property
+    def dtype(self):
+        return self.query_BHQD.dtype
+
+    @property
+    def queries(self) -> int:
+        return self.query_BHQD.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.key_BGKD.shape[2]
+
+    @property
+    def depth(self) -> int:
+        return self.query_BHQD.shape[3]
+
+    @property
+    def value_depth(self) -> int:
+        return self.value_BGKE.shape[3]
+
+    @property
+    def heads_per_group(self) -> int:
+        return self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
+
+
+class _Gradients(NamedTuple):
+    """In HBM, what the kernel returns; None is left out."""
+
+    query_BHQD: Any
+    key_BGKD: Any
+    value_BGKE: Any
+    bias_BHQK: Any
+    sinks_BH: Any
+
+
+def _check(problem: _Problem) -> None:
+    (batch, heads, queries, depth), (_, groups, keys, _) = problem.query_BHQD.shape, problem.key_BGKD.shape
+    value_depth = problem.value_depth
+    expected = {
+        "grad_BHQE": (problem.grad_BHQE, (batch, heads, queries, value_depth)),
+        "key_BGKD": (problem.key_BGKD, (batch, groups, keys, depth)),
+        "value_BGKE": (problem.value_BGKE, (batch, groups, keys, value_depth)),
+        "output_BHQE": (problem.output_BHQE, (batch, heads, queries, value_depth)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tuple(tensor.shape) != shape or tensor.dtype != problem.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype}{list(tensor.shape)}; beside query_BHQD, {problem.dtype}"
+                f"{list(problem.query_BHQD.shape)}, it has to be {problem.dtype}{list(shape)}"
+            )
+    if heads % groups:
+        raise ValueError(f"{heads} query heads are no multiple of {groups} key heads")
+    if max(depth, value_depth) > 2 * TILE:
+        raise ValueError(f"head sizes {depth} and {value_depth}: the kernel takes up to {2 * TILE}")
+    if problem.scale <= 0 or (problem.softcap is not None and problem.softcap <= 0):
+        raise ValueError(f"scale={problem.scale} and softcap={problem.softcap} have to be positive")
+    if problem.is_causal and queries != keys:
+        raise ValueError(f"is_causal with {queries} queries and {keys} keys: it takes as many of both")
+
+
+def _allocate_gradients(problem: _Problem) -> _Gradients:
+    query, key, value = problem.query_BHQD, problem.key_BGKD, problem.value_BGKE
+    bias = sinks = None
+    if problem.needs_bias_gradient:
+        bias = nl.ndarray((*query.shape[:3], problem.keys), nl.float32, buffer=nl.shared_hbm)
+    if problem.sinks_H is not None:
+        sinks = nl.ndarray(tuple(query.shape[:2]), nl.float32, buffer=nl.shared_hbm)
+    like = [nl.ndarray(tuple(tensor.shape), tensor.dtype, buffer=nl.shared_hbm) for tensor in (query, key, value)]
+    return _Gradients(*like, bias, sinks)
+
+
+# What is done, in which order: all of it known from the shapes
+
+
+@dataclass(frozen=True)
+class _QueryTile:
+    """Up to 128 queries of a head, the `place`-th tile of their section."""
+
+    head: int
+    start: int
+    rows: int
+    place: int
+
+    @property
+    def columns(self) -> slice:
+        """Of the section's transposed tensors."""
+        return slice(self.place * TILE, self.place * TILE + self.rows)
+
+
+@dataclass
+class _Unit:
+    """A key head of a batch row, with the query heads that use it."""
+
+    batch: int
+    group: int
+    cores: int  # that take its key blocks in turns, each with sums of its own for the queries
+    sink_sums_PH: Any = None
+
+
+@dataclass
+class _Section:
+    """Queries of a unit that are in SBUF together."""
+
+    unit: _Unit
+    tiles: list[_QueryTile]
+    is_last: bool
+    loaded: Any = None
+    has_delta: set[int] = field(default_factory=set)  # places of tiles
+    begun: set[int] = field(default_factory=set)  # places of the tiles whose sums have begun
+
+
+class _KeySums(NamedTuple):
+    key_KMD: Any
+    value_KME: Any
+
+
+@dataclass
+class _StoredSums:
+    """The float32 sums of one block's keys over the sections so far, in HBM, of the chunks that have any."""
+
+    sums: _KeySums
+    chunks: int = 0
+
+
+@dataclass
+class _Block:
+    """Keys whose gradients grow in PSUM, while the queries of one section pass by."""
+
+    section: _Section
+    start: int
+    keys: int
+    stored: _StoredSums | None  # None where only one section sees the block
+    is_last: bool  # of the sections that see it, which then sees all of it
+    loaded: Any = None
+    sums: _KeySums | None = None
+    chunks: int = 0  # whose sums have begun
+
+
+@dataclass
+class _Step:
+    """One tile of queries with one block of keys; without a tile where a section sees nothing of this core's keys."""
+
+    section: _Section
+    block: _Block | None = None
+    tile: _QueryTile | None = None
+    seen: int = 0  # keys of the block, from the first on, that the tile may see
+    ends_block: bool = False
+    ends_section: bool = False
+    probabilities_QK: Any = None
+    score_grads_QK: Any = None
+    score_grads_KMQ: Any = None
+
+
+def _plan(problem: _Problem) -> list[_Step]:
+    """The steps of this core."""
+    cores, core = nl.num_programs(), nl.program_id(0)
+    batch, groups = problem.key_BGKD.shape[:2]
+    units = [(row, group) for row in range(batch) for group in range(groups)]
+    alone = len(units) // cores * cores
+    steps = []
+    for row, group in units[core:alone:cores]:
+        steps += _unit_steps(problem, _Unit(row, group, 1), 0)
+    for row, group in units[alone:]:
+        steps += _unit_steps(problem, _Unit(row, group, cores), core)
+    return steps
+
+
+def _unit_steps(problem: _Problem, unit: _Unit, core: int) -> list[_Step]:
+    """Section by section, and in each of them block by block."""
+    sections = _sections(problem, unit)
+    widest = BLOCK_KEYS if max(problem.depth, problem.value_depth) <= TILE else WIDE_BLOCK_KEYS
+    size = min(widest, _ceil(_ceil(problem.keys, unit.cores), TILE) * TILE)
+    blocks: list[list[_Block]] = [[] for _ in sections]
+    for start in range(core * size, problem.keys, unit.cores * size):
+        keys = min(size, problem.keys - start)
+        users = [
+            index
+            for index, section in enumerate(sections)
+            if any(_seen(problem, tile, start, keys) for tile in section.tiles)
+        ]
+        stored = None if len(users) == 1 else _StoredSums(_key_sums(problem, keys, nl.private_hbm))
+        for index in users:
+            blocks[index].append(_Block(sections[index], start, keys, stored, index == users[-1]))
+    return [step for each, own in zip(sections, blocks, strict=True) for step in _section_steps(problem, each, own)]
+
+
+def _key_sums(problem: _Problem, keys: int, buffer: Any) -> _KeySums:
+    shape = (TILE, _ceil(keys, TILE))
+    return _KeySums(
+        nl.ndarray((*shape, problem.depth), nl.float32, buffer=buffer),
+        nl.ndarray((*shape, problem.value_depth), nl.float32, buffer=buffer),
+    )
+
+
+def _sections(problem: _Problem, unit: _Unit) -> list[_Section]:
+    heads = range(unit.group * problem.heads_per_group, (unit.group + 1) * problem.heads_per_group)
+    places = [(head, start) for head in heads for start in range(0, problem.queries, TILE)]
+    count = _ceil(len(places), _section_tiles(problem))
+    size = _ceil(len(places), count)
+    sections = []
+    for first in range(0, len(places), size):
+        tiles = [
+            _QueryTile(head, start, min(TILE, problem.queries - start), place)
+            for place, (head, start) in enumerate(places[first : first + size])
+        ]
+        sections.append(_Section(unit, tiles, first + size >= len(places)))
+    return sections
+
+
+def _section_tiles(problem: _Problem) -> int:
+    """How many tiles of queries fit: queries and gradients as they are and transposed, outputs, float32 sums."""
+    depths = problem.depth + 2 * problem.value_depth
+    transposed = TILE * (_ceil(problem.depth, TILE) + _ceil(problem.value_depth, TILE))
+    return SECTION_BYTES // (_itemsize(problem.dtype) * (depths + transposed) + 4 * problem.depth)
+
+
+def _section_steps(problem: _Problem, section: _Section, blocks: list[_Block]) -> list[_Step]:
+    steps = []
+    for block in blocks:
+        for tile in section.tiles:
+            seen = _seen(problem, tile, block.start, block.keys)
+            if seen:
+                steps.append(_Step(section, block, tile, seen))
+        steps[-1].ends_block = True
+    if not steps:
+        steps.append(_Step(section))
+    steps[-1].ends_section = True
+    return steps
+
+
+def _seen(problem: _Problem, tile: _QueryTile, start: int, keys: int) -> int:
+    """How many of a block's keys come before the end of the tile, where order counts."""
+    return max(0, min(keys, tile.start + tile.rows - start)) if problem.is_causal else keys
+
+
+# What is loaded
+
+
+class _Queries(NamedTuple):
+    """Of a section."""
+
+    query_QND: Any
+    query_DCQ: Any
+    grad_QNE: Any
+    grad_ECQ: Any
+    output_QNE: Any
+    delta_QN: Any  # of each query, the sum of grad * output
+    offset_QN: Any  # what its probabilities' exponents begin with: - logsumexp
+    bounds_QN2: Any  # first key seen, and one behind the last
+    query_grad_QND: Any
+
+
+class _Keys(NamedTuple):
+    """Of a block."""
+
+    key_KMD: Any
+    key_DCK: Any
+    value_ECK: Any
+
+
+def _load_queries(problem: _Problem, section: _Section) -> _Queries:
+    count, dtype, batch = len(section.tiles), problem.dtype, section.unit.batch
+    depth, value_depth = problem.depth, problem.value_depth
+    loaded = _Queries(
+        query_QND=nl.ndarray((TILE, count, depth), dtype),
+        query_DCQ=_transposed(depth, count * TILE, dtype),
+        grad_QNE=nl.ndarray((TILE, count, value_depth), dtype),
+        grad_ECQ=_transposed(value_depth, count * TILE, dtype),
+        output_QNE=nl.ndarray((TILE, count, value_depth), dtype),
+        delta_QN=nl.ndarray((TILE, count), nl.float32),
+        offset_QN=nl.ndarray((TILE, count), nl.float32),
+        bounds_QN2=None if problem.ranges_BQ2 is None else nl.ndarray((TILE, count, 2), nl.float32),
+        query_grad_QND=nl.ndarray((TILE, count, depth), nl.float32),
+    )
+    logsumexp_QN1 = nl.ndarray((TILE, count, 1), nl.float32)
+    if any(tile.rows < TILE for tile in section.tiles):
+        # Rows that no query has: they see nothing, and count for nothing where the rows are summed.
+        nisa.memset(dst=logsumexp_QN1, value=-LOWEST)
+        nisa.memset(dst=loaded.delta_QN, value=0.0)
+    for head, start, rows, place in _runs(section.tiles):
+        _load_transposed(loaded.query_DCQ, problem.query_BHQD[batch, head], start, rows, place)
+        _load_transposed(loaded.grad_ECQ, problem.grad_BHQE[batch, head], start, rows, place)
+        _load_rows(loaded.query_QND, problem.query_BHQD[batch, head], start, rows, place)
+        _load_rows(loaded.grad_QNE, problem.grad_BHQE[batch, head], start, rows, place)
+        _load_rows(loaded.output_QNE, problem.output_BHQE[batch, head], start, rows, place)
+        logsumexp_Q1 = problem.logsumexp_BHQ[batch, head].reshape((problem.queries, 1))
+        _load_rows(logsumexp_QN1, logsumexp_Q1, start, rows, place)
+        if problem.ranges_BQ2 is not None:
+            _load_bounds(problem, loaded.bounds_QN2, batch, start, rows, place)
+    _negate_logsumexp(loaded.offset_QN, logsumexp_QN1[:, :, 0])
+    return loaded
+
+
+def _load_keys(problem: _Problem, block: _Block) -> _Keys:
+    unit, dtype, rows = block.section.unit, problem.dtype, block.keys
+    key_KD = problem.key_BGKD[unit.batch, unit.group]
+    value_KE = problem.value_BGKE[unit.batch, unit.group]
+    chunks = _ceil(rows, TILE)
+    loaded = _Keys(
+        key_KMD=nl.ndarray((TILE, chunks, problem.depth), dtype),
+        key_DCK=_transposed(problem.depth, rows, dtype),
+        value_ECK=_transposed(problem.value_depth, rows, dtype),
+    )
+    _load_transposed(loaded.key_DCK, key_KD, block.start, rows, 0)
+    _load_transposed(loaded.value_ECK, value_KE, block.start, rows, 0)
+    _load_rows(loaded.key_KMD, key_KD, block.start, rows, 0)
+    return loaded
+
+
+def _load_rows(dst_PNX: Any, src_RX: Any, start: int, rows: int, place: int) -> None:
+    """Rows from `start` on, 128 of them beside each other, to the tiles from `place` on."""
+    for partitions, first, stop in _pieces(rows, LOAD_TILES):
+        piece = src_RX[start + first * TILE : start + first * TILE + partitions * (stop - first)]
+        piece_PNX = piece.reshape_dim(0, (stop - first, partitions)).permute((1, 0, 2))
+        nisa.dma_copy(dst=dst_PNX[0:partitions, place + first : place + stop], src=piece_PNX)
+
+
+def _load_transposed(dst_XCR: Any, src_RX: Any, start: int, rows: int, place: int) -> None:
+    """Rows from `start` on as columns, from those of the tile `place` on."""
+    for part, (first, size) in enumerate(_parts(src_RX.shape[1])):
+        if _itemsize(src_RX.dtype) == 2:
+            for row in range(0, rows, LOAD_TILES * TILE):
+                count = min(LOAD_TILES * TILE, rows - row)
+                src = src_RX[start + row : start + row + count, first : first + size]
+                column = place * TILE + row
+                nisa.dma_transpose(dst=dst_XCR[0:size, part, column : column + count], src=src)
+            continue
+        # Transposes by DMA are of elements of two bytes: the Tensor Engine does the others.
+        for partitions, tile, _ in _pieces(rows, 1):
+            row, column = start + tile * TILE, (place + tile) * TILE
+            rows_RX = nl.ndarray((partitions, size), src_RX.dtype)
+            nisa.dma_copy(dst=rows_RX, src=src_RX[row : row + partitions, first : first + size])
+            columns_XR = nl.ndarray((size, partitions), src_RX.dtype, buffer=nl.psum)
+            nisa.nc_transpose(dst=columns_XR, data=rows_RX, engine=nisa.engine.tensor)
+            nisa.tensor_copy(
+                dst=dst_XCR[0:size, part, column : column + partitions], src=columns_XR, engine=nisa.engine.vector
+            )
+
+
+def _load_bounds(problem: _Problem, bounds_QN2: Any, batch: int, start: int, rows: int, place: int) -> None:
+    """The keys that each query sees, with those after it left out where order counts."""
+    ranges_Q2 = problem.ranges_BQ2[batch if problem.ranges_BQ2.shape[0] > 1 else 0]
+    ranges_QN2 = nl.ndarray((TILE, _ceil(rows, TILE), 2), nl.int32)
+    _load_rows(ranges_QN2, ranges_Q2, start, rows, 0)
+    for partitions, first, stop in _pieces(rows):
+        bounds = bounds_QN2[0:partitions, place + first : place + stop]
+        nisa.tensor_copy(dst=bounds, src=ranges_QN2[0:partitions, first:stop])
+        if problem.is_causal:
+            after_QN = nl.ndarray((partitions, stop - first), nl.float32)
+            pattern = [[TILE, stop - first]]
+            nisa.iota(dst=after_QN, pattern=pattern, offset=start + first * TILE + 1, channel_multiplier=1)
+            nisa.tensor_tensor(dst=bounds[:, :, 1], data1=bounds[:, :, 1], data2=after_QN, op=nl.minimum)
+
+
+def _negate_logsumexp(offset_QN: Any, logsumexp_QN: Any) -> None:
+    """- logsumexp; 0 for a query that sees nothing, so that exp() of its masked scores is 0 and not exp(inf - inf)."""
+    lowest_QN = nl.ndarray(logsumexp_QN.shape, nl.float32)
+    nisa.tensor_scalar(
+        dst=lowest_QN, data=logsumexp_QN, op0=nl.less, operand0=LOWEST, op1=nl.multiply, operand1=LOWEST
+    )
+    nisa.tensor_scalar(dst=offset_QN, data=logsumexp_QN, op0=nl.maximum, operand0=LOWEST)
+    nisa.tensor_tensor(dst=offset_QN, data1=lowest_QN, data2=offset_QN, op=nl.subtract)
+
+
+def _sum_outputs(problem: _Problem, section: _Section, tile: _QueryTile) -> None:
+    """delta_QN of a group of tiles, when the first of them needs it."""
+    loaded = section.loaded
+    stop = tile.place + 1
+    while stop % DELTA_TILES and stop < len(section.tiles) and section.tiles[stop].rows == tile.rows == TILE:
+        stop += 1
+    group = (slice(0, tile.rows), slice(tile.place, stop))
+    products_QNE = nl.ndarray((tile.rows, stop - tile.place, problem.value_depth), nl.float32)
+    # GpSimd has nothing else to do.
+    nisa.tensor_tensor(
+        dst=products_QNE,
+        data1=loaded.grad_QNE[group],
+        data2=loaded.output_QNE[group],
+        op=nl.multiply,
+        engine=nisa.engine.gpsimd,
+    )
+    nisa.tensor_reduce(dst=loaded.delta_QN[group], data=products_QNE, op=nl.add, axis=2)
+    section.has_delta.update(range(tile.place, stop))
+
+
+# A step: the gradient of the scores
+
+
+def _differentiate_scores(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+    """Probabilities of a tile of queries over a block of keys, and the gradients of the scaled scores."""
+    section, block, tile = step.section, step.block, step.tile
+    if section.loaded is None:
+        section.loaded = _load_queries(problem, section)
+        if problem.needs_bias_gradient and problem.is_causal:
+            _clear_bias_gradient(problem, gradients, section)
+    if tile is None:
+        return
+    if block.loaded is None:
+        block.loaded = _load_keys(problem, block)
+    if tile.place not in section.has_delta:
+        _sum_outputs(problem, section, tile)
+    queries, keys, shape = section.loaded, block.loaded, (tile.rows, step.seen)
+    scores_QK = _product(queries.query_DCQ, keys.key_DCK, problem.depth, tile, shape)
+    grads_QK = _product(queries.grad_ECQ, keys.value_ECK, problem.value_depth, tile, shape)
+    capped_QK = _probabilities(problem, step, scores_QK)
+    _multiply_softmax(problem, gradients, step, grads_QK, capped_QK)
+
+
+def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, tile: _QueryTile, shape: tuple[int, int]) -> Any:
+    """Of each query with each key, over the parts of the head size."""
+    product_QK = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    for part, (_, size) in enumerate(_parts(depth)):
+        nisa.nc_matmul(
+            dst=product_QK,
+            stationary=rows_XCQ[0:size, part, tile.columns],
+            moving=keys_XCK[0:size, part, 0 : shape[1]],
+            accumulate=part > 0,
+        )
+    return product_QK
+
+
+def _probabilities(problem: _Problem, step: _Step, scores_QK: Any) -> Any:
+    """exp(logits - logsumexp) where the key is seen, else 0. Returns the tanh of the softcap, or None."""
+    tile, queries = step.tile, step.section.loaded
+    rows, place = slice(0, tile.rows), slice(tile.place, tile.place + 1)
+    logits_QK, factor, capped_QK = scores_QK, problem.scale, None
+    if problem.softcap is not None:
+        capped_QK = nl.ndarray(scores_QK.shape, nl.float32)
+        nisa.activation(dst=capped_QK, op=nl.tanh, data=scores_QK, scale=problem.scale / problem.softcap)
+        logits_QK, factor = capped_QK, problem.softcap
+    if problem.bias_BHQK is not None:
+        bias_QK = _load_part(problem.bias_BHQK, step)
+        biased_QK = nl.ndarray(scores_QK.shape, nl.float32)
+        nisa.scalar_tensor_tensor(
+            dst=biased_QK, data=logits_QK, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=bias_QK
+        )
+        logits_QK, factor = biased_QK, 1.0
+    if problem.ranges_BQ2 is not None:
+        bounds_Q2 = queries.bounds_QN2[rows, tile.place]
+        selected_QK = nl.ndarray(scores_QK.shape, nl.float32)
+        nisa.range_select(
+            dst=selected_QK,
+            on_true_tile=logits_QK,
+            comp_op0=nl.greater_equal,
+            comp_op1=nl.less,
+            bound0=bounds_Q2[:, 0:1],
+            bound1=bounds_Q2[:, 1:2],
+            range_start=step.block.start,
+            on_false_value=LOWEST,
+        )
+        logits_QK = selected_QK
+    step.probabilities_QK = nl.ndarray(scores_QK.shape, problem.dtype)
+    nisa.activation(
+        dst=step.probabilities_QK, op=nl.exp, data=logits_QK, scale=factor, bias=queries.offset_QN[rows, place]
+    )
+    _leave_out_unseen(problem, step)
+    return capped_QK
+
+
+def _leave_out_unseen(problem: _Problem, step: _Step) -> None:
+    """By the mask, and by the order where ranges have not done it: those exponentials may be anything."""
+    if problem.mask_BHQK is not None:
+        mask_QK = _load_part(problem.mask_BHQK, step)
+        nisa.tensor_copy_predicated(dst=step.probabilities_QK, src=0.0, predicate=mask_QK, reverse_pred=True)
+    first = max(0, step.tile.start - step.block.start)
+    if problem.is_causal and problem.ranges_BQ2 is None and step.seen > first:
+        last_QK = step.probabilities_QK[:, first : step.seen]
+        nisa.affine_select(
+            dst=last_QK,
+            pattern=[[-1, step.seen - first]],
+            offset=step.tile.start - step.block.start - first,
+            channel_multiplier=1,
+            on_true_tile=last_QK,
+            on_false_value=0.0,
+            cmp_op=nl.greater_equal,
+        )
+
+
+def _load_part(tensor_BHQK: Any, step: _Step) -> Any:
+    """What a mask or bias has for a tile of queries and the keys that it may see."""
+    batches, heads = tensor_BHQK.shape[:2]
+    batch, head = step.section.unit.batch if batches > 1 else 0, step.tile.head if heads > 1 else 0
+    start, tile = step.block.start, step.tile
+    part_QK = nl.ndarray((tile.rows, step.seen), tensor_BHQK.dtype)
+    nisa.dma_copy(
+        dst=part_QK,
+        src=tensor_BHQK[batch, head, tile.start : tile.start + tile.rows, start : start + step.seen],
+    )
+    return part_QK
+
+
+def _multiply_softmax(problem: _Problem, gradients: _Gradients, step: _Step, grads_QK: Any, capped_QK: Any) -> None:
+    """probabilities * (grads - delta): of the logits, so of the bias; and through the softcap, of the scores."""
+    slope_QK = step.probabilities_QK
+    if capped_QK is not None:
+        slope_QK = nl.ndarray(grads_QK.shape, nl.float32)
+        nisa.activation(dst=slope_QK, op=nl.square, data=capped_QK)
+        nisa.scalar_tensor_tensor(
+            dst=slope_QK,
+            data=slope_QK,
+            op0=nl.subtract,
+            operand0=1.0,
+            op1=nl.multiply,
+            operand1=step.probabilities_QK,
+        )
+    step.score_grads_QK = nl.ndarray(grads_QK.shape, problem.dtype)
+    _multiply_centred(step, step.score_grads_QK, grads_QK, slope_QK, is_negative=capped_QK is not None)
+    if gradients.bias_BHQK is None:
+        return
+    bias_grads_QK = nl.ndarray(grads_QK.shape, nl.float32)
+    _multiply_centred(step, bias_grads_QK, grads_QK, step.probabilities_QK, is_negative=False)
+    _store_bias_gradient(gradients, step, bias_grads_QK)
+
+
+def _multiply_centred(step: _Step, dst_QK: Any, grads_QK: Any, slope_QK: Any, is_negative: bool) -> None:
+    """(grads - delta) * slope, of a slope whose sign may be the other one."""
+    tile = step.tile
+    nisa.scalar_tensor_tensor(
+        dst=dst_QK,
+        data=grads_QK,
+        op0=nl.subtract,
+        operand0=step.section.loaded.delta_QN[0 : tile.rows, tile.place : tile.place + 1],
+        reverse0=is_negative,
+        op1=nl.multiply,
+        operand1=slope_QK,
+    )
+
+
+def _store_bias_gradient(gradients: _Gradients, step: _Step, bias_grads_QK: Any) -> None:
+    tile, block = step.tile, step.block
+    rows_QK = gradients.bias_BHQK[step.section.unit.batch, tile.head, tile.start : tile.start + tile.rows]
+    nisa.dma_copy(dst=rows_QK[:, block.start : block.start + step.seen], src=bias_grads_QK)
+
+
+def _clear_bias_gradient(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
+    """Where order hides all keys of a tile, which no step passes."""
+    zeros_QK = nl.ndarray((TILE, problem.keys), nl.float32)
+    nisa.memset(dst=zeros_QK, value=0.0)
+    for tile in section.tiles:
+        seen = _seen(problem, tile, 0, problem.keys)
+        if seen < problem.keys:
+            rows_QK = gradients.bias_BHQK[section.unit.batch, tile.head, tile.start : tile.start + tile.rows]
+            nisa.dma_copy(dst=rows_QK[:, seen : problem.keys], src=zeros_QK[0 : tile.rows, seen : problem.keys])
+
+
+# A step: its products
+
+
+def _add_to_keys(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+    """To the gradients of the block's keys and values; and the gradients of the scores, transposed."""
+    block, tile = step.block, step.tile
+    if tile is None:
+        return
+    queries = step.section.loaded
+    if block.sums is None:
+        block.sums = _key_sums(problem, block.keys, nl.psum)
+    for left_QK, right_QNX, sums_KMX in (
+        (step.probabilities_QK, queries.grad_QNE, block.sums.value_KME),
+        (step.score_grads_QK, queries.query_QND, block.sums.key_KMD),
+    ):
+        for partitions, chunk, _ in _pieces(step.seen, 1):
+            nisa.nc_matmul(
+                dst=sums_KMX[0:partitions, chunk],
+                stationary=left_QK[:, chunk * TILE : chunk * TILE + partitions],
+                moving=right_QNX[0 : tile.rows, tile.place],
+                accumulate=chunk < block.chunks,
+            )
+    block.chunks = max(block.chunks, _ceil(step.seen, TILE))
+    step.score_grads_KMQ = _transpose_chunks(problem, step)
+    if step.ends_block:
+        _finish_block(problem, gradients, block)
+
+
+def _transpose_chunks(problem: _Problem, step: _Step) -> Any:
+    shape = (TILE, _ceil(step.seen, TILE), step.tile.rows)
+    columns_KMQ = nl.ndarray(shape, problem.dtype, buffer=nl.psum)
+    for partitions, chunk, _ in _pieces(step.seen, 1):
+        nisa.nc_transpose(
+            dst=columns_KMQ[0:partitions, chunk],
+            data=step.score_grads_QK[:, chunk * TILE : chunk * TILE + partitions],
+            engine=nisa.engine.tensor,
+        )
+    transposed_KMQ = nl.ndarray(shape, problem.dtype)
+    # Of the two that read PSUM, the one with less to do: the softcap is the Scalar Engine's.
+    engine = nisa.engine.scalar if problem.softcap is None else nisa.engine.vector
+    for partitions, first, stop in _pieces(step.seen):
+        part = (slice(0, partitions), slice(first, stop))
+        nisa.tensor_copy(dst=transposed_KMQ[part], src=columns_KMQ[part], engine=engine)
+    return transposed_KMQ
+
+
+def _add_to_queries(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+    section, tile = step.section, step.tile
+    if tile is not None:
+        sums_QD = nl.ndarray((tile.rows, problem.depth), nl.float32, buffer=nl.psum)
+        for partitions, chunk, _ in _pieces(step.seen, 1):
+            nisa.nc_matmul(
+                dst=sums_QD,
+                stationary=step.score_grads_KMQ[0:partitions, chunk],
+                moving=step.block.loaded.key_KMD[0:partitions, chunk],
+                accumulate=chunk > 0,
+            )
+        total_QD = section.loaded.query_grad_QND[0 : tile.rows, tile.place]
+        if tile.place in section.begun:
+            nisa.tensor_tensor(dst=total_QD, data1=total_QD, data2=sums_QD, op=nl.add)
+        else:
+            nisa.tensor_copy(dst=total_QD, src=sums_QD, engine=nisa.engine.vector)
+        section.begun.add(tile.place)
+    if step.ends_section:
+        _finish_section(problem, gradients, section)
+
+
+# What is stored
+
+
+def _finish_block(problem: _Problem, gradients: _Gradients, block: _Block) -> None:
+    """The sums of the block's keys and values go to HBM: as gradients if no other section adds to them."""
+    unit, stored = block.section.unit, block.stored
+    for index, (gradient_BGKX, factor) in enumerate(
+        ((gradients.key_BGKD, problem.scale), (gradients.value_BGKE, 1.0))
+    ):
+        sums_KMX, gradient_KX = block.sums[index], gradient_BGKX[unit.batch, unit.group]
+        dtype = gradient_KX.dtype if block.is_last else nl.float32
+        result_KMX = nl.ndarray(sums_KMX.shape, dtype)
+        for partitions, first, stop in _pieces(block.keys, None if stored is None else 1):
+            if first >= block.chunks:
+                break
+            part = (slice(0, partitions), slice(first, stop))
+            if stored is not None and first < stored.chunks:
+                earlier_KMX = nl.ndarray((partitions, stop - first, sums_KMX.shape[2]), nl.float32)
+                nisa.dma_copy(dst=earlier_KMX, src=stored.sums[index][part])
+                nisa.scalar_tensor_tensor(
+                    dst=result_KMX[part],
+                    data=sums_KMX[part],
+                    op0=nl.multiply,
+                    operand0=factor,
+                    op1=nl.add,
+                    operand1=earlier_KMX,
+                )
+            else:
+                nisa.tensor_scalar(dst=result_KMX[part], data=sums_KMX[part], op0=nl.multiply, operand0=factor)
+            if block.is_last:
+                _store_rows(gradient_KX, result_KMX, block.start, partitions, first, stop, 0)
+            else:
+                nisa.dma_copy(dst=stored.sums[index][part], src=result_KMX[part])
+    if stored is not None:
+        stored.chunks = max(stored.chunks, block.chunks)
+
+
+def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
+    """The gradients of the section's queries go to HBM, and its part of those of the sinks is summed."""
+    unit, sums_QND = section.unit, section.loaded.query_grad_QND
+    for tile in section.tiles:
+        if tile.place not in section.begun:  # it sees none of this core's keys
+            nisa.memset(dst=sums_QND[0 : tile.rows, tile.place], value=0.0)
+    mine = range(len(section.tiles))
+    if unit.cores > 1:
+        mine = _exchange_sums(section)
+    result_QND = nl.ndarray(sums_QND.shape, problem.dtype)
+    for head, start, rows, place in _runs([section.tiles[place] for place in mine]):
+        for partitions, first, stop in _pieces(rows, LOAD_TILES):
+            part = (slice(0, partitions), slice(place + first, place + stop))
+            nisa.activation(dst=result_QND[part], op=nl.copy, data=sums_QND[part], scale=problem.scale)
+            gradient_QD = gradients.query_BHQD[unit.batch, head]
+            _store_rows(gradient_QD, result_QND, start, partitions, first, stop, place)
+    if gradients.sinks_BH is not None:
+        _add_sinks(problem, gradients, section)
+
+
+def _store_rows(dst_RX: Any, src_PNX: Any, start: int, partitions: int, first: int, stop: int, place: int) -> None:
+    """The tiles from `first` to `stop`, counted from `place`, as rows; those of tile 0 are from `start` on."""
+    row = start + first * TILE
+    rows = dst_RX[row : row + partitions * (stop - first)]
+    rows_PNX = rows.reshape_dim(0, (stop - first, partitions)).permute((1, 0, 2))
+    nisa.dma_copy(dst=rows_PNX, src=src_PNX[0:partitions, place + first : place + stop])
+
+
+def _exchange_sums(section: _Section) -> range:
+    """Adds the other core's sums for the queries of one half of the tiles, and gives it those of the other half.
+
+    Returns the places of this core's half.
+    """
+    sums_QND, core = section.loaded.query_grad_QND, nl.program_id(0)
+    count = len(section.tiles)
+    halves = (range(0, _ceil(count, 2)), range(_ceil(count, 2), count))
+    shared_SQND = nl.ndarray((2, *sums_QND.shape), nl.float32, buffer=nl.shared_hbm)
+    for place in halves[1 - core]:
+        rows = slice(0, section.tiles[place].rows)
+        nisa.dma_copy(dst=shared_SQND[core, rows, place], src=sums_QND[rows, place])
+    nisa.core_barrier(data=shared_SQND, cores=(0, 1))
+    for place in halves[core]:
+        rows = slice(0, section.tiles[place].rows)
+        others_QD = nl.ndarray((section.tiles[place].rows, sums_QND.shape[2]), nl.float32)
+        nisa.dma_copy(dst=others_QD, src=shared_SQND[1 - core, rows, place])
+        nisa.tensor_tensor(dst=sums_QND[rows, place], data1=sums_QND[rows, place], data2=others_QD, op=nl.add)
+    return halves[core]
+
+
+def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
+    """- sum of exp(sink - logsumexp) * delta over the queries of each head."""
+    unit, loaded, heads = section.unit, section.loaded, problem.heads_per_group
+    first_head = unit.group * heads
+    for tile in section.tiles:
+        if tile.place not in section.has_delta:
+            _sum_outputs(problem, section, tile)
+    if unit.sink_sums_PH is None:
+        unit.sink_sums_PH = nl.ndarray((TILE, heads), nl.float32)
+        nisa.memset(dst=unit.sink_sums_PH, value=0.0)
+    for head, _, rows, place in _runs(section.tiles):
+        places = slice(place, place + _ceil(rows, TILE))
+        sink_P1 = nl.ndarray((TILE, 1), nl.float32)
+        nisa.dma_copy(dst=sink_P1, src=problem.sinks_H.ap(pattern=[[0, TILE], [1, 1]], offset=head))
+        shares_QN = nl.ndarray((TILE, places.stop - places.start), nl.float32)
+        nisa.activation(dst=shares_QN, op=nl.exp, data=loaded.offset_QN[:, places], bias=sink_P1)
+        nisa.tensor_tensor(dst=shares_QN, data1=shares_QN, data2=loaded.delta_QN[:, places], op=nl.multiply)
+        shares_Q1 = nl.ndarray((TILE, 1), nl.float32)
+        nisa.tensor_reduce(dst=shares_Q1, data=shares_QN, op=nl.add, axis=1)
+        sums_P1 = unit.sink_sums_PH[:, head - first_head : head - first_head + 1]
+        nisa.tensor_tensor(dst=sums_P1, data1=sums_P1, data2=shares_Q1, op=nl.subtract)
+    if section.is_last and (unit.cores == 1 or nl.program_id(0) == 0):
+        total_1H = nl.ndarray((1, heads), nl.float32)
+        nisa.tensor_partition_reduce(dst=total_1H, op=nl.add, data=unit.sink_sums_PH)
+        sinks_1H = gradients.sinks_BH[unit.batch : unit.batch + 1, first_head : first_head + heads]
+        nisa.dma_copy(dst=sinks_1H, src=total_1H)
+
+
+# Rows in tiles
+
+
+def _ceil(size: int, by: int) -> int:
+    return -(-size // by)
+
+
+def _itemsize(dtype: Any) -> int:
+    return 4 if dtype == nl.float32 else 2
+
+
+def _parts(depth: int) -> list[tuple[int, int]]:
+    """Start and size of the parts of a head size, each of which the partitions hold."""
+    return [(first, min(TILE, depth - first)) for first in range(0, depth, TILE)]
+
+
+def _transposed(depth: int, columns: int, dtype: Any) -> Any:
+    return nl.ndarray((min(depth, TILE), _ceil(depth, TILE), columns), dtype)
+
+
+def _pieces(rows: int, most: int | None = None) -> list[tuple[int, int, int]]:
+    """(partitions, first tile, one behind the last) of what one instruction takes: whole tiles, then what is left."""
+    whole = rows // TILE
+    most = most or max(whole, 1)
+    pieces = [(TILE, first, min(first + most, whole)) for first in range(0, whole, most)]
+    return pieces + ([(rows % TILE, whole, whole + 1)] if rows % TILE else [])
+
+
+def _runs(tiles: list[_QueryTile]) -> list[tuple[int, int, int, int]]:
+    """(head, first query, queries, place) of what follows each other within a head."""
+    runs: list[tuple[int, int, int, int]] = []
+    for tile in tiles:
+        if runs and runs[-1][0] == tile.head:
+            head, start, rows, place = runs[-1]
+            runs[-1] = (head, start, rows + tile.rows, place)
+        else:
+            runs.append((tile.head, tile.start, tile.rows, tile.place))
+    return runs
