@@ -17,9 +17,9 @@ Keys and values of a key head stay in SBUF for all of its query heads where they
 for every 2048 queries.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import nki
@@ -34,7 +34,7 @@ CHUNKS = BANK // PARTITIONS
 GROUP = 16  # tiles of queries that see a section of keys before the next one replaces it
 SECTION_BYTES = 48 * 1024  # keys and values of a section, per partition; two sections are on the chip at a time
 HEAD_MAX = 256
-DELAY = 2  # steps between scores and their products with values: the time that exp and the transposes take
+DELAY = 3  # steps between scores and their products with values: the time that exp and the transposes take
 DMA_SHARE = 0.75  # of the transposes; more, and DMA is what sets the pace
 
 LOWEST = -3.4028235e38  # what range_select writes for keys that are not seen
@@ -75,23 +75,17 @@ def flash_attention_kernel(
     call = _Call.of(
         query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap, is_causal
     )
-    late: deque[_Step] = deque()
-    for step in _steps(call):
-        earlier = _join_values(call, late.popleft()) if len(late) == DELAY else iter(())
-        for index in range(len(step.banks)):
-            _score(call, step, index)
-            next(earlier, None)
-        _exhaust(earlier)
+    pipeline: list[_Step | None] = [None] * (DELAY + 1)  # the newest first
+    for step in chain(_steps(call), [None] * DELAY):
+        pipeline = [step, *pipeline[:DELAY]]
+        oldest = pipeline[DELAY]
+        _transpose_on_chip(pipeline[DELAY - 1])
+        for bank in range(BLOCK // BANK):
+            _score(call, step, bank)
+            _multiply_values(call, oldest, bank)
         _weigh(call, step)
-        late.append(step)
-    for step in late:
-        _exhaust(_join_values(call, step))
+        _join(call, oldest)
     return call.output_BHQE, call.logsumexp_BHQ
-
-
-def _exhaust(work: Iterator[None]) -> None:
-    for _ in work:
-        pass
 
 
 # What is asked for
@@ -199,7 +193,8 @@ class _Group:
     queries_DQ: list[Any]
     totals_RT: Any
     offsets_RT: Any
-    unfinished: int
+    tiles: list["_Tile"] = field(default_factory=list)
+    unfinished: int = 0
 
 
 @dataclass
@@ -241,6 +236,7 @@ class _Step:
     weights_RK: Any = None
     transposed_CNR: list[Any] = field(default_factory=list)  # by bank; None where the Tensor Engine does it
     decay_R1: Any = None  # what earlier results shrink by
+    sum_RE: Any = None  # of weighted values, in PSUM
 
     @property
     def banks(self) -> list[tuple[int, int]]:
@@ -274,9 +270,9 @@ def _steps(call: _Call) -> Iterator[_Step]:
             section = None
             for head, starts in _queries_of_core(call, row, key_head):
                 for at in range(0, len(starts), GROUP):
-                    tiles = _load_queries(call, row, head, starts[at : at + GROUP])
+                    group = _load_queries(call, row, head, starts[at : at + GROUP])
                     for start, stop in sections:
-                        seeing = [tile for tile in tiles if tile.last_key > start]
+                        seeing = [tile for tile in group.tiles if tile.last_key > start]
                         if seeing and (section is None or section.start != start):
                             section = _load_section(call, row, key_head, start, stop)
                         for tile in seeing:
@@ -343,13 +339,15 @@ def _load_transposed(source_SD: Any, start: int, stop: int) -> list[Any]:
     return parts
 
 
-def _load_queries(call: _Call, row: int, head: int, starts: list[int]) -> list[_Tile]:
+def _load_queries(call: _Call, row: int, head: int, starts: list[int]) -> _Group:
     queries, keys = call.query_BHQD.shape[2], call.key_BGKD.shape[2]
     start, stop = starts[0], min(starts[-1] + PARTITIONS, queries)
     queries_DQ = _load_transposed(call.query_BHQD[row, head], start, stop)
     totals, offsets = (nl.ndarray((PARTITIONS, len(starts)), dtype=nl.float32) for _ in range(2))
-    group = _Group(row, head, start, stop, queries_DQ, totals, offsets, len(starts))
-    tiles = []
+    if queries - starts[-1] < PARTITIONS:  # rows that no query fills
+        nisa.memset(dst=totals, value=1.0)
+        nisa.memset(dst=offsets, value=0.0)
+    group = _Group(row, head, start, stop, queries_DQ, totals, offsets, unfinished=len(starts))
     for column, start in enumerate(starts):
         stop = min(start + PARTITIONS, queries)
         tile = _Tile(group, column, start, stop, min(stop, keys) if call.is_causal else keys)
@@ -358,8 +356,8 @@ def _load_queries(call: _Call, row: int, head: int, starts: list[int]) -> list[_
             tile.offset_R1 = call.negative_sinks_RH[0 : tile.rows, head : head + 1]
             tile.total_R1 = call.ones_R1[0 : tile.rows, :]
         _find_range(call, tile)
-        tiles.append(tile)
-    return tiles
+        group.tiles.append(tile)
+    return group
 
 
 def _find_range(call: _Call, tile: _Tile) -> None:
@@ -397,8 +395,10 @@ def _load_pairs(tensor_BHQK: Any, step: _Step) -> Any:
 # Scores
 
 
-def _score(call: _Call, step: _Step, index: int) -> None:
+def _score(call: _Call, step: _Step | None, index: int) -> None:
     """The scores of one bank of keys, masked, and their maximum per row."""
+    if step is None or index >= len(step.banks):
+        return
     tile, section = step.tile, step.section
     if index == 0:
         step.bias_RK, step.mask_RK = _load_pairs(call.bias_BHQK, step), _load_pairs(call.mask_BHQK, step)
@@ -477,8 +477,10 @@ def _masked(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int, max
 # Weights
 
 
-def _weigh(call: _Call, step: _Step) -> None:
+def _weigh(call: _Call, step: _Step | None) -> None:
     """exp(scores - maximum), its sum, and the transposes that DMA does."""
+    if step is None:
+        return
     tile, rows = step.tile, step.tile.rows
     offset_R1 = _offset(call, step)
     total_R1 = tile.group.totals_RT[0:rows, tile.column : tile.column + 1] if step.is_last else _column(rows)
@@ -552,36 +554,16 @@ def _transpose_by_dma(call: _Call, step: _Step) -> None:
 # Values
 
 
-def _join_values(call: _Call, step: _Step) -> Iterator[None]:
-    """Adds the step's weighted values to its tile's result, a bank of keys at a time; the last step finishes it."""
-    tile, section = step.tile, step.section
-    sum_RE = nl.ndarray((tile.rows, call.value_BGKE.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    for index in range(len(step.banks)):
-        _transpose_on_chip(step, range(index, min(index + DELAY + 1, len(step.banks))))
-        start, stop = step.banks[index]
-        for chunk, (first, last) in enumerate(_pieces(start, stop, PARTITIONS)):
-            nisa.nc_matmul(
-                dst=sum_RE,
-                stationary=step.transposed_CNR[index][0 : last - first, chunk, 0 : tile.rows],
-                moving=section.values_CNE[0 : last - first, (first - section.start) // PARTITIONS, :],
-                accumulate=first > step.start,
-            )
-        yield
-    _join(step, sum_RE)
-    if step.is_last:
-        _finish(call, tile)
-
-
-def _transpose_on_chip(step: _Step, banks: range) -> None:
-    """Transposes of the Tensor Engine come early, so that it need not wait for their copies from PSUM."""
+def _transpose_on_chip(step: _Step | None) -> None:
+    """What DMA has not transposed. A step before its use: the copies queue behind exponentials of other steps."""
+    if step is None:
+        return
     rows = step.tile.rows
-    for index in banks:
+    for index, (start, stop) in enumerate(step.banks):
         if step.transposed_CNR[index] is not None:
             continue
-        start, stop = step.banks[index]
         pieces = _pieces(start, stop, PARTITIONS)
-        height = min(PARTITIONS, stop - start)
-        shape = (height, len(pieces), rows)
+        shape = (min(PARTITIONS, stop - start), len(pieces), rows)
         in_psum = nl.ndarray(shape, dtype=step.weights_RK.dtype, buffer=nl.psum)
         copied = step.transposed_CNR[index] = nl.ndarray(shape, dtype=step.weights_RK.dtype)
         for chunk, (first, last) in enumerate(pieces):
@@ -594,39 +576,89 @@ def _transpose_on_chip(step: _Step, banks: range) -> None:
             nisa.tensor_copy(dst=copied[0:rest, whole, :], src=in_psum[0:rest, whole, :], engine=nisa.engine.scalar)
 
 
-def _join(step: _Step, sum_RE: Any) -> None:
-    tile = step.tile
+def _multiply_values(call: _Call, step: _Step | None, index: int) -> None:
+    """Weighted values of one bank of keys, added to those of the step."""
+    if step is None or index >= len(step.banks):
+        return
+    tile, section = step.tile, step.section
+    if index == 0:
+        step.sum_RE = nl.ndarray((tile.rows, call.value_BGKE.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    for chunk, (first, last) in enumerate(_pieces(*step.banks[index], PARTITIONS)):
+        nisa.nc_matmul(
+            dst=step.sum_RE,
+            stationary=step.transposed_CNR[index][0 : last - first, chunk, 0 : tile.rows],
+            moving=section.values_CNE[0 : last - first, (first - section.start) // PARTITIONS, :],
+            accumulate=first > step.start,
+        )
+
+
+def _join(call: _Call, step: _Step | None) -> None:
+    """Adds the step's weighted values to its tile's; the last step finishes the tile, and the last tile the group."""
+    if step is None:
+        return
+    tile, sum_RE = step.tile, step.sum_RE
     if tile.result_RE is None and step.is_last:
         tile.result_RE = sum_RE
-        return
-    joined_RE = nl.ndarray(sum_RE.shape, dtype=nl.float32)
-    if tile.result_RE is None:
-        nisa.tensor_copy(dst=joined_RE, src=sum_RE, engine=nisa.engine.scalar)
     else:
-        nisa.scalar_tensor_tensor(
-            dst=joined_RE, data=tile.result_RE, op0=nl.multiply, operand0=step.decay_R1, op1=nl.add, operand1=sum_RE
-        )
-    tile.result_RE = joined_RE
+        joined_RE = nl.ndarray(sum_RE.shape, dtype=nl.float32)
+        if tile.result_RE is None:
+            nisa.tensor_copy(dst=joined_RE, src=sum_RE, engine=nisa.engine.scalar)
+        else:
+            nisa.scalar_tensor_tensor(
+                dst=joined_RE,
+                data=tile.result_RE,
+                op0=nl.multiply,
+                operand0=step.decay_R1,
+                op1=nl.add,
+                operand1=sum_RE,
+            )
+        tile.result_RE = joined_RE
+    if step.is_last:
+        _finish(call, tile)
 
 
 def _finish(call: _Call, tile: _Tile) -> None:
     """Divides by the sum of the weights and stores."""
     group, rows = tile.group, tile.rows
-    total_R1 = tile.total_R1
+    total_R1 = group.totals_RT[0:rows, tile.column : tile.column + 1]
     if call.can_be_empty:
-        total_R1 = _column(rows)
-        nisa.tensor_scalar(dst=total_R1, data=tile.total_R1, op0=nl.maximum, operand0=SMALLEST)
+        nisa.tensor_scalar(dst=total_R1, data=total_R1, op0=nl.maximum, operand0=SMALLEST)
     share_R1 = _column(rows)
     nisa.reciprocal(dst=share_R1, data=total_R1)
     output_RE = nl.ndarray(tile.result_RE.shape, dtype=call.output_BHQE.dtype)
     nisa.activation(dst=output_RE, op=nl.copy, data=tile.result_RE, scale=share_R1)
     nisa.dma_copy(dst=call.output_BHQE[group.batch, group.head, tile.start : tile.stop, :], src=output_RE)
-    _store_logsumexp(call, tile, total_R1)
+    group.unfinished -= 1
+    if not group.unfinished:
+        _store_logsumexp(call, group)
 
 
-def _store_logsumexp(call: _Call, tile: _Tile, total_R1: Any) -> None:
-    logsumexp_R1 = _column(tile.rows)
-    nisa.activation(dst=logsumexp_R1, op=nl.log, data=total_R1)
-    nisa.tensor_tensor(dst=logsumexp_R1, data1=logsumexp_R1, data2=tile.offset_R1, op=nl.subtract)
-    destination = call.logsumexp_BHQ[tile.group.batch, tile.group.head, tile.start : tile.stop]
-    nisa.dma_copy(dst=destination.expand_dim(1), src=logsumexp_R1)
+def _store_logsumexp(call: _Call, group: _Group) -> None:
+    """log(total) - offset of all tiles at once: the Scalar Engine changes its tables between exp and log.
+
+    Transposed first, so that what lies together in HBM lies together in SBUF.
+    """
+    tiles = len(group.tiles)
+    logsumexp_RT = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32)
+    nisa.activation(dst=logsumexp_RT, op=nl.log, data=group.totals_RT)
+    nisa.tensor_tensor(dst=logsumexp_RT, data1=logsumexp_RT, data2=group.offsets_RT, op=nl.subtract)
+    in_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=in_psum, data=logsumexp_RT, engine=nisa.engine.tensor)
+    logsumexp_TR = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32)
+    nisa.tensor_copy(dst=logsumexp_TR, src=in_psum)
+    destination_Q = call.logsumexp_BHQ[group.batch, group.head]
+    for run in _runs(group.tiles):
+        rows = run[0].rows
+        destination = destination_Q[run[0].start : run[-1].stop].reshape_dim(0, (len(run), rows))
+        nisa.dma_copy(dst=destination, src=logsumexp_TR[run[0].column : run[-1].column + 1, 0:rows])
+
+
+def _runs(tiles: list[_Tile]) -> list[list[_Tile]]:
+    """Whole tiles that follow each other, together; one that is not whole alone."""
+    runs: list[list[_Tile]] = []
+    for tile in tiles:
+        if runs and runs[-1][-1].stop == tile.start and tile.rows == PARTITIONS:
+            runs[-1].append(tile)
+        else:
+            runs.append([tile])
+    return runs

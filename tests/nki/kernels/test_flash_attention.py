@@ -154,8 +154,8 @@ def test_keys_in_sections(monkeypatch, is_causal):
 
     monkeypatch.setattr(flash_attention, "SECTION_BYTES", 1)
     monkeypatch.setattr(flash_attention, "GROUP", 2)
-    monkeypatch.setattr(flash_attention, "BLOCK", 256)
-    check(inputs(1, 2, 1, 700, 700, 32, 32, torch.bfloat16), is_causal=is_causal)
+    monkeypatch.setattr(flash_attention, "BLOCK", 512)
+    check(inputs(1, 2, 1, 1200, 1200, 32, 32, torch.bfloat16), is_causal=is_causal)
 
 
 @pytest.mark.parametrize(
