@@ -41,6 +41,8 @@ def attention(
             "fit: expected (B, H, Q, D), (B, G, K, D), (B, G, K, Dv) with H a multiple of G"
         )
     _check_masks(query_BHQD, key_BGKD, ranges_B1Q2, bias, sinks_H)
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
     scale = query_BHQD.shape[-1] ** -0.5 if scale is None else float(scale)
     return attention_ops.attention(query_BHQD, key_BGKD, value_BGKD, ranges_B1Q2, bias, sinks_H, scale, softcap)
 

@@ -19,6 +19,8 @@ MAX_HEAD_SIZE = 256
 # Queries, with those of all heads that share a key head, that decode attention has on its 128 partitions.
 MAX_DECODE_ROWS = 128
 MAX_DECODE_QUERIES = 8
+# Kernels take a bias below this for a key that is not seen.
+LEAST_BIAS = -1e30
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,7 +37,8 @@ def attention(
 ) -> torch.Tensor:
     """(B, H, Q, E): as `optimum_neuron_torch.nki.attention`, by a kernel where one runs and can take the call.
 
-    With `is_causal`, for Q = K alone, a query sees no key behind its own position; kernels leave out what that hides.
+    `bias` has four dimensions here. With `is_causal`, for Q = K alone, a query sees no key behind its own position;
+    kernels leave out what that hides.
     """
     options = (ranges_B1Q2, bias, sinks_H, scale, softcap, is_causal)
     if not kernels_run() or refusal(query_BHQD, key_BGKD, value_BGKE) is not None:
@@ -241,7 +244,7 @@ def attention_kernel(
     """`attention_torch` by the flash attention kernel, and the log-sum-exp (B, H, Q) of the scores, float32."""
     from ..kernels.flash_attention import flash_attention_kernel
 
-    tensors = _contiguous(query, key, value)
+    tensors = _contiguous(_kernel_query(query, bias), key, value)
     masks = _kernel_masks(query, key, ranges, bias, sinks)
     return launch(flash_attention_kernel, *tensors, *masks, scale, softcap, is_causal)
 
@@ -260,7 +263,7 @@ def decode_attention_kernel(
     """`attention_torch` by the kernel for few queries over a long cache."""
     from ..kernels.decode_attention import decode_attention_kernel as kernel
 
-    tensors = _contiguous(query, key, value)
+    tensors = _contiguous(_kernel_query(query, bias), key, value)
     return launch(kernel, *tensors, *_kernel_masks(query, key, ranges, bias, sinks), scale, softcap)
 
 
@@ -294,7 +297,7 @@ def attention_backward_kernel(
     """
     from ..kernels.flash_attention_backward import flash_attention_backward_kernel
 
-    tensors = _contiguous(grad, query, key, value, output, logsumexp)
+    tensors = _contiguous(grad, _kernel_query(query, bias), key, value, output, logsumexp)
     masks = _kernel_masks(query, key, ranges, bias, sinks)
     options = (scale, softcap, is_causal, needs_bias_gradient)
     gradients = list(launch(flash_attention_backward_kernel, *tensors, *masks, *options))
@@ -336,10 +339,24 @@ def _kernel_masks(query, key, ranges, bias, sinks) -> tuple[torch.Tensor | None,
     sinks = None if sinks is None else sinks.float().contiguous()
     if bias is None:
         return ranges, None, None, sinks
-    bias = bias.expand(*bias.shape[:-2], query.shape[2], key.shape[2])
-    bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
+    bias = bias.expand(*bias.shape[:2], query.shape[2], key.shape[2])
     if bias.dtype == torch.bool:
         return ranges, bias.to(torch.uint8).contiguous(), None, sinks
     unseen = torch.isneginf(bias)
     mask = (~unseen).to(torch.uint8).contiguous()
-    return ranges, mask, bias.masked_fill(unseen, 0.0).to(torch.float32).contiguous(), sinks
+    return ranges, mask, bias.float().masked_fill(unseen | _absorbed(bias), 0.0).contiguous(), sinks
+
+
+def _absorbed(bias: torch.Tensor) -> torch.Tensor:
+    """(..., Q, 1): rows masked whole by a dtype's least number, which takes up the scores: all keys weigh alike.
+
+    Kernels see no key there, so that such rows go to them without a bias, and with a query of 0.
+    """
+    largest = bias.amax(-1, keepdim=True)
+    return (largest < LEAST_BIAS) & ~torch.isneginf(largest)
+
+
+def _kernel_query(query: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if bias is None or bias.dtype == torch.bool:
+        return query
+    return query.masked_fill(_absorbed(bias), 0.0)
