@@ -75,9 +75,7 @@ def test_gradients_are_the_definitions(case):
     expected, found = [], []
     for device, gradients in (("cpu", expected), ("neuron", found)):
         tensors = [tensor.to(device).requires_grad_() for tensor in _tensors()]
-        given = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()
-        }
+        given = _moved(options, device)
         real = [value.requires_grad_() for value in given.values() if _is_real(value)]
         with ont.nki.simulation() as runs, runtime.simulating(device == "neuron"):
             output = attention(*tensors, **given)

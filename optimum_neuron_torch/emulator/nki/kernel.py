@@ -5,7 +5,6 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from .chips import Chip, current_chip
@@ -19,7 +18,8 @@ from .measuring.report import PerformanceReport
 
 LNC_SIZES = (1, 2)
 
-_COLLECTORS: ContextVar[tuple[list[PerformanceReport], ...]] = ContextVar("nki_collectors", default=())
+# Of all threads: PyTorch computes gradients on a device in a thread of its own.
+_collectors: list[list[PerformanceReport]] = []
 
 
 class Kernel:
@@ -114,7 +114,7 @@ def run_kernel(
     finally:
         run.release()
     run.seconds = time.perf_counter() - run.started
-    for reports in _COLLECTORS.get():
+    for reports in tuple(_collectors):
         reports.append(PerformanceReport(run))
     return result
 
@@ -192,10 +192,11 @@ def execute(run: Run, function: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 @contextmanager
 def simulation() -> Iterator[list[PerformanceReport]]:
-    """Every kernel called inside leaves its `PerformanceReport` in the list, in the order in which they end."""
+    """Every kernel that ends inside, in whatever thread, leaves its `PerformanceReport` in the list, in that order."""
     reports: list[PerformanceReport] = []
-    token = _COLLECTORS.set((*_COLLECTORS.get(), reports))
+    _collectors.append(reports)
     try:
         yield reports
     finally:
-        _COLLECTORS.reset(token)
+        # By identity: equal lists of nested blocks are not the same.
+        _collectors[:] = [other for other in _collectors if other is not reports]

@@ -301,10 +301,11 @@ def attention_backward_kernel(
     masks = _kernel_masks(query, key, ranges, bias, sinks)
     options = (scale, softcap, is_causal, needs_bias_gradient)
     gradients = list(launch(flash_attention_backward_kernel, *tensors, *masks, *options))
-    nothing = query.new_empty(0, dtype=torch.float32)
     if not needs_bias_gradient:
-        gradients.insert(3, nothing)
-    return tuple(gradients if sinks is not None else [*gradients, nothing])
+        gradients.insert(3, query.new_empty(0, dtype=torch.float32))
+    if sinks is None:
+        gradients.append(query.new_empty(0, dtype=torch.float32))
+    return tuple(gradients)
 
 
 def _save_for_kernel(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -1,5 +1,7 @@
 """Calling kernels: what goes in, what comes out, what is shared with the caller."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -146,3 +148,19 @@ def test_an_error_in_the_kernels_own_python_comes_out_as_it_is():
 def test_64_bit_arguments_are_refused_with_the_way_out():
     with pytest.raises((NkiError, ValueError), match="float32"):
         doubled(np.zeros((128, 4)))
+
+
+def test_simulation_collects_what_ends_inside_in_whatever_thread():
+    def from_a_thread():
+        thread = threading.Thread(target=doubled, args=(some_values(),))
+        thread.start()
+        thread.join()
+
+    with nki.simulation() as outer:
+        doubled(some_values())
+        with nki.simulation() as inner:
+            from_a_thread()
+        assert [report.kernel for report in inner] == ["doubled"]
+        from_a_thread()
+    doubled(some_values())
+    assert (len(outer), len(inner)) == (3, 1)
