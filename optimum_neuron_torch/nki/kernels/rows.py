@@ -1,0 +1,129 @@
+"""What kernels that work on the rows of a matrix share: rows over cores and partitions, vectors on all partitions, sums
+over rows.
+
+Shape legend: T rows, W width, P partitions, R rows on one partition, C columns of a section, M sections of a sum.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+
+PARTITIONS = 128
+# Columns that one instruction works on. Long enough that the fixed cost of an instruction does not count (64 cycles),
+# short enough that what is kept between instructions does not fill SBUF.
+SECTION = 2048
+# Elements per partition that one DMA brings: rows that are shorter share one, as each transfer costs about 600 ns.
+TILE = 4096
+# Float32 sums in one bank of PSUM.
+BANK = 512
+
+
+class Rows(NamedTuple):
+    """`partitions` times `each` rows from `start` on; a partition has rows that follow each other."""
+
+    start: int
+    partitions: int
+    each: int
+
+    def of(self, matrix_TW: Any) -> Any:
+        """(P, R, W): the view of a tensor in HBM, which is contiguous."""
+        width = matrix_TW.shape[1]
+        pattern = [[self.each * width, self.partitions], [width, self.each], [1, width]]
+        return matrix_TW.ap(pattern=pattern, offset=self.start * width)
+
+
+def tiles(rows: int, width: int) -> Iterator[Rows]:
+    """The rows of this core, in tiles: full ones, then at most two smaller ones."""
+    cores, core = nl.num_programs(), nl.program_id(0)
+    share = -(-rows // cores)
+    start, stop = min(rows, core * share), min(rows, (core + 1) * share)
+    each = max(1, TILE // width)
+    while start < stop:
+        left = stop - start
+        each = min(each, max(1, left // PARTITIONS))
+        tile = Rows(start, min(PARTITIONS, left // each), each)
+        yield tile
+        start += tile.partitions * tile.each
+
+
+def sections(width: int, size: int = SECTION) -> list[slice]:
+    """Slices of the columns, of as many as an instruction works on."""
+    return [slice(start, min(start + size, width)) for start in range(0, width, size)]
+
+
+def loaded(matrix_TW: Any, rows: Rows) -> Any:
+    """(P, R, W): a tile of a tensor in HBM, in SBUF."""
+    tile = nl.ndarray((rows.partitions, rows.each, matrix_TW.shape[1]), dtype=matrix_TW.dtype)
+    nisa.dma_copy(dst=tile, src=rows.of(matrix_TW))
+    return tile
+
+
+def on_all_partitions(vector_W: Any) -> Any:
+    """(128, 1, W): a vector in HBM, once on each partition."""
+    width = vector_W.shape[0]
+    tile = nl.ndarray((PARTITIONS, 1, width), dtype=vector_W.dtype)
+    nisa.dma_copy(dst=tile, src=vector_W.ap(pattern=[[0, PARTITIONS], [0, 1], [1, width]]))
+    return tile
+
+
+def repeated(vector_P1W: Any, rows: Rows, columns: slice) -> Any:
+    """(P, R, C): columns of a vector on all partitions, as often as a tile has rows."""
+    return vector_P1W[: rows.partitions, :, columns].broadcast(1, rows.each)
+
+
+class SumOverRows:
+    """Sums of columns over all rows that are added, by the Tensor Engine, in float32.
+
+    Section m of 512 columns is multiplied with a matrix whose column m is 1 and the others 0, so that its sums are row
+    m of one bank of PSUM: 65,536 columns fit. A value that is not finite makes sums of other sections NaN, too.
+    """
+
+    def __init__(self, width: int, dtype: Any) -> None:
+        self.width, self.count = width, -(-width // BANK)
+        if self.count > PARTITIONS:
+            raise ValueError(f"sums of {width} columns, and a bank of PSUM has room for {PARTITIONS * BANK}")
+        self.sums_MC = nl.ndarray((self.count, min(BANK, width)), dtype=nl.float32, buffer=nl.psum)
+        self.is_empty = True
+        self.ones_PM = nl.ndarray((PARTITIONS, 2 * self.count - 1), dtype=dtype)
+        nisa.memset(dst=self.ones_PM, value=0.0)
+        nisa.memset(dst=self.ones_PM[:, self.count - 1 : self.count], value=1.0)
+
+    def add(self, values_PRC: Any, columns: slice) -> None:
+        """Add the rows of `values_PRC`, which are the columns `columns`, of the dtype that this was made for."""
+        partitions, each, _ = values_PRC.shape
+        for block in sections(columns.stop - columns.start, BANK):
+            m = (columns.start + block.start) // BANK
+            for row in range(each):
+                nisa.nc_matmul(
+                    dst=self.sums_MC[:, : block.stop - block.start],
+                    stationary=self.ones_PM[:partitions, self.count - 1 - m : 2 * self.count - 1 - m],
+                    moving=values_PRC[:, row, block],
+                    accumulate=not self.is_empty,
+                )
+                self.is_empty = False
+
+    def store(self, vector_W: Any, pipe: int = 0) -> None:
+        """Write the sums of all cores to a float32 vector in HBM; `pipe` tells sums of one kernel apart."""
+        sums_MC = nl.ndarray(self.sums_MC.shape, dtype=nl.float32)
+        if self.is_empty:
+            nisa.memset(dst=sums_MC, value=0.0)
+        else:
+            nisa.tensor_copy(dst=sums_MC, src=self.sums_MC)
+        if nl.num_programs() == 2:
+            other, others_MC = 1 - nl.program_id(0), nl.ndarray(sums_MC.shape, dtype=nl.float32)
+            nisa.sendrecv(src=sums_MC, dst=others_MC, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
+            nisa.tensor_tensor(dst=sums_MC, data1=sums_MC, data2=others_MC, op=nl.add)
+        if nl.program_id(0) == 0:
+            self._write(vector_W, sums_MC)
+
+    def _write(self, vector_W: Any, sums_MC: Any) -> None:
+        size = sums_MC.shape[1]
+        full, rest = divmod(self.width, size)
+        whole = vector_W.ap(pattern=[[size, full], [1, size]])
+        nisa.dma_copy(dst=whole, src=sums_MC[:full])
+        if rest:
+            end = vector_W.ap(pattern=[[rest, 1], [1, rest]], offset=full * size)
+            nisa.dma_copy(dst=end, src=sums_MC[full : full + 1, :rest])
