@@ -1,10 +1,11 @@
-"""What kernels that work on the rows of a matrix share: rows over cores and partitions, vectors on all partitions, sums
-over rows.
+"""What kernels that work on the rows of a matrix share: rows over cores and partitions, tiles in stages, vectors
+on all partitions, sums over rows.
 
 Shape legend: T rows, W width, P partitions, R rows on one partition, C columns of a section, M sections of a sum.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import nki.isa as nisa
@@ -17,6 +18,8 @@ PARTITIONS = 128
 SECTION = 2048
 # Elements per partition that one DMA brings: rows that are shorter share one, as each transfer costs about 600 ns.
 TILE = 4096
+# Of a partition, for tiles that are in different stages.
+STAGED_BYTES = 112 * 1024
 # Float32 sums in one bank of PSUM.
 BANK = 512
 
@@ -59,6 +62,37 @@ def loaded(matrix_TW: Any, rows: Rows) -> Any:
     tile = nl.ndarray((rows.partitions, rows.each, matrix_TW.shape[1]), dtype=matrix_TW.dtype)
     nisa.dma_copy(dst=tile, src=rows.of(matrix_TW))
     return tile
+
+
+def in_stages(work: Iterable[Any], stages: Sequence[Callable[[Any], Any]], kept_bytes: int) -> None:
+    """Put each item of `work` through all stages, each of which gets what the one before gave.
+
+    Engines run in the order of the program, side by side: so that none waits for another's part of the same tile, a
+    tile is in its second stage where the next one is in its first. `kept_bytes` is what a tile keeps per partition
+    from stage to stage: where that is too much for as many tiles as stages, the last stages are taken together.
+    """
+    depth = max(1, min(len(stages), STAGED_BYTES // kept_bytes))
+    groups = [*([stage] for stage in stages[: depth - 1]), stages[depth - 1 :]]
+    coming: list[Any] = [None] * depth
+    for item in chain(work, [None] * (depth - 1)):
+        coming[0] = item
+        done = [None if state is None else _through(group, state) for group, state in zip(groups, coming, strict=True)]
+        coming = [None, *done[:-1]]
+
+
+def _through(stages: Sequence[Callable[[Any], Any]], state: Any) -> Any:
+    for stage in stages:
+        state = stage(state)
+    return True if state is None else state
+
+
+def row_bytes(*matrices_TW: Any) -> int:
+    """What a row of each takes, or a tile of shorter rows."""
+    return sum(max(TILE, matrix.shape[1]) * itemsize(matrix.dtype) for matrix in matrices_TW)
+
+
+def itemsize(dtype: Any) -> int:
+    return 4 if dtype == nl.float32 else 2
 
 
 def on_all_partitions(vector_W: Any) -> Any:
