@@ -70,5 +70,24 @@ def test_nki_op_is_a_traceable_custom_operator(neuron):
     assert torch.ops.optimum_neuron_tests.scaled(torch.empty(5, device="meta"), 2.0).shape == (5,)
     with pytest.raises(ValueError, match="namespace"):
         torch_neuronx.nki_op("scaled", scaled)
-    with pytest.raises(NotImplementedError, match="kernel"):
-        torch_neuronx.wrap_nki(scaled)
+    with pytest.raises(TypeError, match="wrap_nki.*kernel"):
+        torch_neuronx.wrap_nki("scaled")
+
+
+def test_wrap_nki_takes_kernels_and_functions(neuron):
+    import torch_neuronx
+
+    import nki
+    import nki.isa as nisa
+    import nki.language as nl
+
+    def copied(x):
+        tile, out = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=tile, src=x)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    x = torch.randn(2, 3, device=neuron)
+    for kernel in (copied, nki.jit(copied)):
+        assert torch.equal(torch_neuronx.wrap_nki(kernel)(x), x)
+        assert torch.equal(torch_neuronx.wrap_nki(kernel)[2](x), x)

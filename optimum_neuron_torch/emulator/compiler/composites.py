@@ -1,4 +1,5 @@
-"""Custom operators in a lowered module: one `stablehlo.composite` each, with its name, attributes and body.
+"""Custom operators in a lowered module: one `stablehlo.composite` each, with its name, attributes and body; and NKI
+kernels: one `stablehlo.custom_call` each, which has no body.
 
 torch-mlir lowers ATen only. A graph is therefore lowered without its custom operators (`passes/custom_ops.py`), which
 are inputs and results of that module, and put back here. A body is a function of the module that the composite refers
@@ -7,7 +8,8 @@ to: who knows the operator by its name calls a kernel, XLA computes the body.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optimum_neuron_torch.emulator.compiler.legal_types import captured_by, owner_of
@@ -16,17 +18,19 @@ from optimum_neuron_torch.emulator.compiler.legal_types import captured_by, owne
 if TYPE_CHECKING:
     from torch_mlir import ir
 
-    from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall
+    from optimum_neuron_torch.emulator.compiler.passes.custom_ops import CustomCall, KernelCall
 
 
-def put_calls_back(module: ir.Module, calls: Sequence[CustomCall], bodies: Sequence[ir.Module]) -> None:
+def put_calls_back(
+    module: ir.Module, calls: Sequence[CustomCall | KernelCall], bodies: Sequence[ir.Module | None]
+) -> None:
     """
     Turn the last arguments and results of `module`'s function into calls, in place.
 
     Args:
         module: of one function whose last arguments are the results of `calls`, and whose last results their operands.
-        calls: the operators, in the order of the graph.
-        bodies: per call, a module of one function that computes it.
+        calls: the operators and kernels, in the order of the graph.
+        bodies: per call, a module whose public function computes it; None for a kernel.
     """
     from torch_mlir import ir
 
@@ -43,9 +47,13 @@ def put_calls_back(module: ir.Module, calls: Sequence[CustomCall], bodies: Seque
             placeholders = [block.arguments[argument + i] for i in range(call.results)]
             # An operand may be the result of a call before: `returned` is read anew.
             operands = [terminator.operands[operand + i] for i in range(len(call.operands))]
-            composite = _composite(call, operands, [value.type for value in placeholders], names.add(call.name, body))
-            ir.InsertionPoint(terminator).insert(composite)
-            for placeholder, result in zip(placeholders, composite.results, strict=True):
+            types = [value.type for value in placeholders]
+            if body is None:
+                operation = _custom_call(call, operands, types)  # type: ignore[arg-type]
+            else:
+                operation = _composite(call, operands, types, names.add(call.name, body))  # type: ignore[union-attr, arg-type]
+            ir.InsertionPoint(terminator).insert(operation)
+            for placeholder, result in zip(placeholders, operation.results, strict=True):
                 placeholder.replace_all_uses_with(result)
             argument, operand = argument + call.results, operand + len(call.operands)
         _drop_ends(function, first_result, first_operand)
@@ -62,6 +70,30 @@ def _composite(call: CustomCall, operands: Sequence[ir.Value], types: Sequence[i
         "composite_attributes": ir.DictAttr.get({name: _attribute(value) for name, value in call.attributes.items()}),
     }
     return ir.Operation.create("stablehlo.composite", results=types, operands=operands, attributes=attributes)
+
+
+# With this version `backend_config` is a dictionary.
+_TYPED_CONFIG = 4
+
+
+def _custom_call(call: KernelCall, operands: Sequence[ir.Value], types: Sequence[ir.Type]) -> ir.Operation:
+    from torch_mlir import ir
+
+    kernel = call.kernel
+    config = {
+        "kernel": kernel.kernel,
+        "source": kernel.digest,
+        "lnc": kernel.lnc,
+        "generation": kernel.chip,
+        "arguments": json.dumps(kernel.arguments),
+        "writes": list(kernel.written),
+    }
+    attributes = {
+        "call_target_name": ir.StringAttr.get(kernel.name),
+        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _TYPED_CONFIG),
+        "backend_config": ir.DictAttr.get({name: _attribute(value) for name, value in config.items()}),
+    }
+    return ir.Operation.create("stablehlo.custom_call", results=types, operands=operands, attributes=attributes)
 
 
 def _attribute(value: Any) -> ir.Attribute:
@@ -84,23 +116,47 @@ class _Bodies:
     def __init__(self, module: ir.Module) -> None:
         self._module = module
         self._names: dict[str, str] = {}
+        self._copied = 0
 
     def add(self, name: str, body: ir.Module) -> str:
+
+        text = f"{name} {body}"
+        if text not in self._names:
+            copies = {symbol: self._copy(function, name) for symbol, function in _functions_of(body).items()}
+            for copy in copies.values():
+                _refer_to(copy, {symbol: copy.attributes["sym_name"].value for symbol, copy in copies.items()})
+            self._names[text] = next(iter(copies.values())).attributes["sym_name"].value
+        return self._names[text]
+
+    def _copy(self, function: ir.Operation, name: str) -> ir.Operation:
         from torch_mlir import ir
 
-        function = _function_of(body)
-        text = f"{name} {function}"
-        if text not in self._names:
-            self._names[text] = f"{name}.body_{len(self._names)}"
-            copy = function.operation.clone()
-            copy.attributes["sym_name"] = ir.StringAttr.get(self._names[text])
-            copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
-            self._module.body.append(copy)
-        return self._names[text]
+        copy = function.operation.clone()
+        copy.attributes["sym_name"] = ir.StringAttr.get(f"{name}.body_{self._copied}")
+        copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        self._module.body.append(copy)
+        self._copied += 1
+        return copy
+
+
+def _refer_to(function: ir.Operation, names: Mapping[str, str]) -> None:
+    """The composites in a copied function refer to the copies of their bodies."""
+    from torch_mlir import ir
+
+    for operation in function.regions[0].blocks[0].operations:
+        if operation.operation.name == "stablehlo.composite":
+            body = operation.attributes["decomposition"].value
+            operation.attributes["decomposition"] = ir.FlatSymbolRefAttr.get(names[body])
+
+
+def _functions_of(module: ir.Module) -> dict[str, ir.Operation]:
+    """The functions of a module by name, the one that is called from outside first."""
+    functions = [operation for operation in module.body.operations if operation.operation.name == "func.func"]
+    return {function.attributes["sym_name"].value: function for function in functions}
 
 
 def _function_of(module: ir.Module) -> ir.Operation:
-    return next(operation for operation in module.body.operations if operation.operation.name == "func.func")
+    return next(iter(_functions_of(module).values()))
 
 
 def _drop_ends(function: ir.Operation, arguments: int, results: int) -> None:

@@ -6,6 +6,7 @@ Apart from `dynamo_wiring.py` because a graph may break before the backend is ca
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +18,8 @@ from torch._dynamo.eval_frame import innermost_backend
 from optimum_neuron_torch.emulator.compiler import graph_breaks, recompiles
 from optimum_neuron_torch.emulator.patches import Patch, PatchTable
 
+
+_SIMULATOR = "optimum_neuron_torch.emulator.nki.kernel"
 
 # Whether the frame that Dynamo compiles now is one of ours.
 _is_ours: ContextVar[bool] = ContextVar("neuron_compiles_frame", default=False)
@@ -30,6 +33,20 @@ def _know_whose_frame(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, frame, *args, **kwargs)
         finally:
             _is_ours.reset(token)
+
+    return __call__
+
+
+def _know_kernels(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where there may be NKI kernels, Dynamo is told of them. The simulator is not loaded for it."""
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _SIMULATOR in sys.modules:
+            from optimum_neuron_torch.emulator.compiler import nki_kernels
+
+            nki_kernels.install()
+        return original(self, *args, **kwargs)
 
     return __call__
 
@@ -97,6 +114,7 @@ _HOOKS = "hooks of Dynamo for what leaves a graph: breaks, skipped frames and th
 _TABLE = PatchTable(
     (
         Patch(convert_frame.ConvertFrame, "__call__", _know_whose_frame, until=_HOOKS),
+        Patch(convert_frame.ConvertFrameAssert, "__call__", _know_kernels, until="as in nki_kernels.py"),
         Patch(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _record_break, until=_HOOKS),
         Patch(convert_frame, "format_error_msg", _record_skip, until=_HOOKS),
         Patch(convert_frame, "exceeds_recompile_limit", _record_limit, until=_HOOKS),

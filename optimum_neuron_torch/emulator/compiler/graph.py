@@ -12,6 +12,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from optimum_neuron_torch.emulator.nki import operation  # noqa: F401 (graphs may call it)
+
 
 Kind = Literal["inference", "forward", "backward"]
 

@@ -134,15 +134,25 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
 
 def _import(gm: fx.GraphModule) -> str:
     _refuse_unknown_numbers(gm)
-    calls = take_out_custom_calls(gm)
-    context = _new_context()
-    module = _import_graph(gm, context)
-    if calls:
-        bodies = [_import_graph(_trace_body(call), context) for call in calls]
-        put_calls_back(module, calls, bodies)
+    module = _import_with_calls(gm, _new_context())
     make_sorts_stable(module)
     legalise_types(module)
     return str(module)
+
+
+def _import_with_calls(gm: fx.GraphModule, context: Any, *, inside: frozenset[Any] = frozenset()) -> Any:
+    """`inside`: the operators whose body this is. One that stayed closed calls itself there, and does not lower."""
+    calls = take_out_custom_calls(gm, but=inside)
+    module = _import_graph(gm, context)
+    if calls:
+        bodies = [
+            _import_with_calls(_trace_body(call), context, inside=inside | {call.target})
+            if isinstance(call, CustomCall)
+            else None
+            for call in calls
+        ]
+        put_calls_back(module, calls, bodies)
+    return module
 
 
 def _trace_body(call: CustomCall) -> fx.GraphModule:

@@ -122,6 +122,7 @@ def _ask(kinds: Iterable[str], *, times: int = 1) -> None:
 
 
 def _load_capabilities(module: ModuleType) -> None:
-    from .capabilities import capabilities
+    from .capabilities import NKI_KERNELS, capabilities
 
-    module.set_capabilities({name: row.state for name, row in capabilities().rows.items()})
+    states = {name: row.state for name, row in capabilities().rows.items()}
+    module.set_capabilities({**states, NKI_KERNELS: "native"})

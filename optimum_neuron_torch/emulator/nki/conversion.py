@@ -46,6 +46,13 @@ class Arguments:
         self._devices: dict[Any, str] = {}
         self._uses_jax = False
 
+    def written(self) -> list[Any]:
+        """The caller's arrays that an instruction of the run writes to."""
+        owners = {
+            footprint.owner for core in self.run.cores for record in core.records for footprint in record.written
+        }
+        return [source for source, tensor in self._wrapped.values() if tensor.storage.owner in owners]
+
     # In
 
     def wrap(self, value: Any, where: str) -> Any:
@@ -60,7 +67,7 @@ class Arguments:
             except NkiError as error:
                 error.message = f"{where} {error.message}" if _continues(error) else f"{where}: {error.message}"
                 raise
-        return _rebuilt(value, where, self.wrap)
+        return rebuilt(value, where, self.wrap)
 
     def _tensor(self, source: Any, where: str) -> NkiTensor:
         if id(source) in self._wrapped:
@@ -139,7 +146,7 @@ class Arguments:
                 f"{where} is the handle of an instruction, not a tensor: return the tensor that it writes to (its dst)"
             )
         if is_container(value):
-            return _rebuilt(value, where, self.unwrap)
+            return rebuilt(value, where, self.unwrap)
         if _holds_tensor(value):
             raise NkiError(
                 f"a kernel returns tensors, or tuples, lists, dicts and dataclasses of tensors; {where} is a "
@@ -150,7 +157,7 @@ class Arguments:
     def emptied(self, value: Any, where: str = "the result") -> Any:
         """Results of a traced kernel as arrays of the caller's kind that hold nothing."""
         if not isinstance(value, TensorSpec):
-            return _rebuilt(value, where, self.emptied)
+            return rebuilt(value, where, self.emptied)
         if value.argument is not None:
             return value.argument
         if self._devices:
@@ -168,9 +175,10 @@ class Arguments:
         if tensor.storage.home is not self.run:
             raise NkiError(f"{where}, {tensor.describe()}, was made in another call of a kernel")
         is_argument = source is not None and tensor.shape == (tuple(source.shape) or (1,))
+        is_argument = is_argument and tensor.byte_offset == 0 and tensor.is_contiguous()
         if self.run.is_tracing:
             return TensorSpec(tensor.shape, tensor.dtype, source if is_argument else None)
-        if is_argument and tensor.byte_offset == 0 and tensor.is_contiguous():
+        if is_argument:
             return source
         values = np.array(tensor.read())
         if self._devices:
@@ -183,7 +191,7 @@ def is_container(value: Any) -> bool:
     return isinstance(value, (list, tuple, dict)) or is_record
 
 
-def _rebuilt(value: Any, where: str, change: Callable[[Any, str], Any]) -> Any:
+def rebuilt(value: Any, where: str, change: Callable[[Any, str], Any]) -> Any:
     """`value` with `change` applied to what it contains; the same object where nothing changes."""
     if isinstance(value, (list, tuple)):
         items = [change(item, f"{where}[{i}]") for i, item in enumerate(value)]

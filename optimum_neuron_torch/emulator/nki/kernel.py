@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ _collectors: list[list[PerformanceReport]] = []
 class Kernel:
     """An `@nki.jit` function. `kernel[2](...)` runs it on the two cores of a logical NeuronCore.
 
-    On the emulator every call runs in the simulator: on host tensors and arrays, with results of the same kind. Inside
-    another kernel a call is an ordinary function call.
+    On the emulator every call runs in the simulator: on host tensors and arrays, with results of the same kind. Where
+    PyTorch traces a graph it becomes part of that. Inside another kernel a call is an ordinary function call.
     """
 
     def __init__(self, function: Callable[..., Any], lnc: int = 1, **options: Any) -> None:
@@ -42,6 +43,10 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_running():
             return self.func(*args, **kwargs)
+        if hasattr(sys.modules.get("torch"), "library"):
+            from . import torch_calls
+
+            return torch_calls.call(self.func, self.lnc, args, kwargs)
         return run_kernel(self.func, self.lnc, args, kwargs)
 
     def __repr__(self) -> str:

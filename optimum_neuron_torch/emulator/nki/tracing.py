@@ -37,6 +37,10 @@ class Trace:
         """The performance report of a run with such arguments."""
         return PerformanceReport(self.run)
 
+    def written_arguments(self) -> list[Any]:
+        """The arrays, tensors and `TensorSpec`s among the arguments that the kernel writes to."""
+        return self._arguments.written()
+
     def empty_outputs(self) -> Any:
         """`outputs` as tensors of the caller's kind whose elements mean nothing; fake ones under a FakeTensorMode."""
         return self._arguments.emptied(self.outputs)

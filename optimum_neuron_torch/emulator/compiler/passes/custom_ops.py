@@ -3,19 +3,17 @@
 An operator made by `torch.library.custom_op` stays one node through Dynamo and AOTAutograd. Its body is plain
 PyTorch, so tracing it in place of the node gives Inductor ATen to work with. For the lowering the node is taken out of
 the graph and put back into the lowered module, as one operation with the body beside it (`composites.py`): what a
-kernel does on Trainium is one call there too. Any distribution's operators are found alike.
+kernel does on Trainium is one call there too. Any distribution's operators are found alike. NKI kernels, which a body
+may call, have no body themselves: they stay closed everywhere.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -23,7 +21,16 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from optimum_neuron_torch.emulator.compiler.passes.editing import add_input, last_input, replace
+from optimum_neuron_torch.emulator.nki.operation import OPERATOR
+from optimum_neuron_torch.emulator.nki.sources import source_digest
 
+
+if TYPE_CHECKING:
+    from optimum_neuron_torch.emulator.nki.calls import KernelCall as RecordedCall
+
+
+# What stands for the chip among the digests: kernels in the bodies of operators are traced for the one of the process.
+CHIP = "nki chip"
 
 # How fake tensors say that a body wants values, which they do not have.
 _VALUES_WANTED = (DataDependentOutputException, DynamicOutputShapeException)
@@ -91,23 +98,59 @@ class CustomCall:
         return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
 
-def take_out_custom_calls(gm: fx.GraphModule) -> list[CustomCall]:
-    """Cut `gm` at its custom operators, in place: what they return becomes inputs, what they take results."""
+@dataclass(frozen=True)
+class KernelCall:
+    """
+    A call of an NKI kernel taken out of a graph.
+
+    Args:
+        kernel: which kernel, with which arguments besides tensors.
+        operands, results: as of `CustomCall`.
+    """
+
+    kernel: RecordedCall
+    operands: tuple[fx.Node, ...]
+    results: int
+
+
+def take_out_custom_calls(gm: fx.GraphModule, *, but: Collection[Any] = ()) -> list[CustomCall | KernelCall]:
+    """Cut `gm` at its custom operators, `but` some, and kernels, in place: their results become inputs of the graph,
+    and their operands results.
+    """
     calls = [
         _take_out(gm.graph, node)
         for node in list(gm.graph.nodes)
-        if node.op == "call_function" and python_body(node.target) is not None and _returns_tensors(node)
+        if node.op == "call_function" and node.target not in but and (is_kernel(node) or _can_be_taken_out(node))
     ]
     if calls:
         gm.recompile()
     return calls
 
 
-def _take_out(graph: fx.Graph, node: fx.Node) -> CustomCall:
+def is_kernel(node: fx.Node) -> bool:
+    """Whether a node calls an NKI kernel."""
+    return node.target is OPERATOR
+
+
+def recorded_call(node: fx.Node) -> RecordedCall:
+    """Which kernel a node calls, and with what besides tensors."""
+    from optimum_neuron_torch.emulator.nki.calls import KernelCall as RecordedCall
+
+    return RecordedCall.parse(node.args[1])  # type: ignore[arg-type]
+
+
+def _can_be_taken_out(node: fx.Node) -> bool:
+    return python_body(node.target) is not None and _returns_tensors(node)
+
+
+def _take_out(graph: fx.Graph, node: fx.Node) -> CustomCall | KernelCall:
     value, output = node.meta["val"], graph.output_node()
     inputs = [_add_input(graph, one) for one in ((value,) if isinstance(value, torch.Tensor) else value)]
     operands = tuple(_nodes_of((node.args, node.kwargs)))
-    call = CustomCall(node.target, node.args, node.kwargs, operands, len(inputs), node.stack_trace)  # type: ignore[arg-type]
+    if is_kernel(node):
+        call: CustomCall | KernelCall = KernelCall(recorded_call(node), operands, len(inputs))
+    else:
+        call = CustomCall(node.target, node.args, node.kwargs, operands, len(inputs), node.stack_trace)  # type: ignore[arg-type]
     replace(node, inputs[0] if isinstance(value, torch.Tensor) else inputs)
     output.args = ((*output.args[0], *operands),)  # type: ignore[misc]
     return call
@@ -136,18 +179,36 @@ def _nodes_of(value: Any) -> list[fx.Node]:
 
 
 def body_digests(gm: fx.GraphModule) -> dict[str, str]:
-    """The custom operators in a graph, each with the digest of its source: a stored graph is only good for these."""
-    names = {
-        node.target._schema.name
+    """The custom operators and kernels in a graph, each with the digest of its source: a stored graph is only good for
+    these. Kernels come with the chip that they were traced for.
+    """
+    nodes = [
+        node
         for module in gm.modules()
         for node in (module.graph.nodes if isinstance(module, fx.GraphModule) else ())
         if isinstance(node.target, torch._ops.OpOverload)
-    }
-    return {name: body_digest(name) for name in sorted(names) if name in OPDEFS}
+    ]
+    names = {node.target._schema.name for node in nodes}
+    digests = {name: body_digest(name) for name in sorted(names) if name in OPDEFS}
+    if digests:
+        digests[CHIP] = body_digest(CHIP)
+    for call in (recorded_call(node) for node in nodes if is_kernel(node)):
+        digests[call.kernel] = call.digest
+    return digests
 
 
 def body_digest(name: str) -> str:
-    """The digest of the source file that defines a custom operator; "" where there is none."""
-    definition = OPDEFS.get(name)
-    file = None if definition is None else inspect.getsourcefile(inspect.unwrap(definition._init_fn))
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file and Path(file).is_file() else ""
+    """The digest of the source of a custom operator, or of a kernel that is named as graphs name it; "" where there is
+    none.
+    """
+    if name == CHIP:
+        from optimum_neuron_torch.emulator.nki.chips import current_chip
+
+        return str(current_chip().generation)
+    if name in OPDEFS:
+        return source_digest(OPDEFS[name]._init_fn)
+    if ":" not in name.replace("::", ""):
+        return ""
+    from optimum_neuron_torch.emulator.nki.calls import digest_of
+
+    return digest_of(name)

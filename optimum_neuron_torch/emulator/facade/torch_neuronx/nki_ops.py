@@ -34,12 +34,17 @@ def nki_op(
 
 
 def wrap_nki(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a raw NKI kernel callable on neuron tensors.
+    """A raw NKI kernel, or the function that `nki.jit` would make one of, to be called as `wrap_nki(kernel)[2](...)`.
+
+    Here kernels take neuron tensors as they are, and are one node of a compiled graph.
 
     Raises:
-        NotImplementedError: always, until the emulator can run kernels.
+        TypeError: this is no kernel.
     """
-    raise NotImplementedError(
-        f"wrap_nki({getattr(kernel, '__name__', kernel)!r}): the emulator cannot run NKI kernels. Wrap a function "
-        "that computes the same with torch in nki_op(), or run the kernel on Trainium."
-    )
+    from optimum_neuron_torch.emulator.nki.kernel import Kernel, jit
+
+    if isinstance(kernel, Kernel):
+        return kernel
+    if not callable(kernel):
+        raise TypeError(f"wrap_nki() takes an NKI kernel, but got {kernel!r}.")
+    return jit(kernel)
