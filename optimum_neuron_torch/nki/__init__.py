@@ -5,11 +5,12 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 
 import torch
 
+from .functions import add_rms_norm, rms_norm
 from .modes import simulation
 from .ops import attention as attention_ops
 
 
-__all__ = ["attention", "simulation"]
+__all__ = ["add_rms_norm", "attention", "rms_norm", "simulation"]
 
 
 def attention(

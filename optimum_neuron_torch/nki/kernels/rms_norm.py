@@ -79,9 +79,17 @@ def add_rms_norm_kernel(x_TW, residual_TW, weight_W=None, eps=1e-6, offset=0.0, 
 
 @nki.jit
 def rms_norm_backward_kernel(
-    grad_TW, x_TW, weight_W=None, eps=1e-6, offset=0.0, scales_in_float32=False, grad_sum_TW=None
+    grad_TW,
+    x_TW,
+    weight_W=None,
+    eps=1e-6,
+    offset=0.0,
+    scales_in_float32=False,
+    grad_sum_TW=None,
+    needs_weight_gradient=True,
 ):
-    """Gradients of x, (T, W) in its dtype, and, with a weight, of that: `grad_x_TW` or `(grad_x_TW, grad_weight_W)`.
+    """Gradients of x, (T, W) in its dtype, and of a weight, where it is needed: `grad_x_TW` or
+    `(grad_x_TW, grad_weight_W)`.
 
     Args:
         grad_TW: of the normalised rows, in the dtype of x.
@@ -94,7 +102,7 @@ def rms_norm_backward_kernel(
     width = x_TW.shape[1]
     grad_x_TW = nl.ndarray(x_TW.shape, dtype=x_TW.dtype, buffer=nl.shared_hbm)
     norm = _Norm.of(x_TW, weight_W, eps, offset, scales_in_float32)
-    sums = None if weight_W is None else SumOverRows(width, norm.inner)
+    sums = SumOverRows(width, norm.inner) if weight_W is not None and needs_weight_gradient else None
 
     def load(rows):
         return rows, loaded(grad_TW, rows), loaded(x_TW, rows)

@@ -1,0 +1,75 @@
+"""The siblings of attention for people: what is left of a Transformer layer.
+
+Shape legend: B batch, H query heads, G key/value heads, S sequence, D head size, R rotated part of D, T rows,
+V vocabulary, W width.
+"""
+
+import torch
+
+from .ops import rms_norm as rms_norm_ops
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    scales_in_float32: bool | None = None,
+) -> torch.Tensor:
+    """RMSNorm of the last dimension, `x * rsqrt(mean(x^2) + eps) * (offset + weight)`, in the shape of x.
+
+    Args:
+        x: (..., W), floating point; mean and root are in float32.
+        weight: (W,); None for no scale.
+        offset: added to the weight: Gemma's weights are differences from 1.
+        scales_in_float32: the product with the weight is in float32 and rounded to the dtype of x (Gemma); else the
+            normalised row is rounded to the dtype of x first, and the result has the dtype that this and the weight
+            make together (Llama). None: in float32 where there is an offset.
+
+    Raises ValueError for shapes that do not fit together.
+    """
+    _check_width(x, weight=weight)
+    scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
+    return rms_norm_ops.rms_norm(x, weight, float(eps), float(offset), scales_in_float32)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    scales_in_float32: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(rms_norm(x + residual), x + residual)`: what a layer normalises, and what it carries on, read once.
+
+    Args:
+        x, residual: (..., W), of one shape. Others as in `rms_norm`.
+
+    Raises ValueError for shapes that do not fit together.
+    """
+    if x.shape != residual.shape:
+        raise ValueError(f"x has the shape {tuple(x.shape)}, and residual {tuple(residual.shape)}: expected the same")
+    _check_width(x, weight=weight)
+    scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
+    return rms_norm_ops.add_rms_norm(x, residual, weight, float(eps), float(offset), scales_in_float32)
+
+
+def _check_width(x: torch.Tensor, **vectors: torch.Tensor | None) -> None:
+    if x.dim() == 0:
+        raise ValueError("x has no dimensions, expected (..., W)")
+    _check_floating(x=x, **vectors)
+    for name, vector in vectors.items():
+        if vector is not None and vector.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{name} has the shape {tuple(vector.shape)}, expected {tuple(x.shape[-1:])}: the last dimension of "
+                f"x, which is {tuple(x.shape)}"
+            )
+
+
+def _check_floating(**tensors: torch.Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise ValueError(f"{name} has the dtype {tensor.dtype}, expected floating point")
