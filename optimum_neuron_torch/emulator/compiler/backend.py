@@ -152,6 +152,7 @@ def _check_lowering(
     try:
         with record.timed("lower"):
             lowered = stablehlo.lower(drawn.module, drawn.inputs, kind=kind)
+        _refuse_kernels(lowered, options)
     except LoweringError:
         if not options.fallback_execution:
             raise
@@ -159,6 +160,16 @@ def _check_lowering(
         return None
     record.lowering = "checked"
     return lowered
+
+
+def _refuse_kernels(lowered: stablehlo.StableHlo, options: CompileOptions) -> None:
+    if lowered.kernels and executor_named(options.executor).runs_stablehlo:
+        raise LoweringError(
+            f"executor={options.executor!r} computes StableHLO, and the NKI kernels {', '.join(lowered.kernels)} have "
+            "none: to it they are calls of something unknown. Take executor 'aten', 'inductor' or 'tiered', which run "
+            'kernels in the simulator, or let such graphs run eagerly with options={"fallback_execution": True}.',
+            op=lowered.kernels[0],
+        )
 
 
 def _compile_for_host(

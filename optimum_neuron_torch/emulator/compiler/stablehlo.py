@@ -45,6 +45,7 @@ class StableHlo:
         constants: the literals of the traced program, the last arguments.
         complex_results: positions of the module's results that are complex tensors as their real views. Complex
             arguments are given as such, too.
+        kernels: the names of the NKI kernels that the module calls.
     """
 
     module: str
@@ -53,6 +54,7 @@ class StableHlo:
     written: tuple[int, ...]
     constants: tuple[torch.Tensor, ...]
     complex_results: tuple[int, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -86,7 +88,8 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
     written = functionalize_input_writes(host.module)
     arguments = _drop_scalar_inputs(host)
     results = _drop_non_tensor_results(host.module)
-    module = _import(host.module) if any(is_tensor for is_tensor, _ in results) else ""
+    kernels: list[str] = []
+    module = _import(host.module, kernels) if any(is_tensor for is_tensor, _ in results) else ""
     return StableHlo(
         module=module,
         arguments=tuple(arguments),
@@ -94,6 +97,7 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], *, kind: Kind) -> StableHlo
         written=tuple(written),
         constants=tuple(host.constants),
         complex_results=_complex_results(gm),
+        kernels=tuple(dict.fromkeys(kernels)),
     )
 
 
@@ -132,25 +136,30 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
     return results
 
 
-def _import(gm: fx.GraphModule) -> str:
+def _import(gm: fx.GraphModule, kernels: list[str]) -> str:
+    """The module's text; the NKI kernels in it are added to `kernels`."""
     _refuse_unknown_numbers(gm)
-    module = _import_with_calls(gm, _new_context())
+    module = _import_with_calls(gm, _new_context(), kernels)
     make_sorts_stable(module)
     legalise_types(module)
     return str(module)
 
 
-def _import_with_calls(gm: fx.GraphModule, context: Any, *, inside: frozenset[Any] = frozenset()) -> Any:
+def _import_with_calls(
+    gm: fx.GraphModule, context: Any, kernels: list[str], *, inside: frozenset[Any] = frozenset()
+) -> Any:
     """`inside`: the operators whose body this is. One that stayed closed calls itself there, and does not lower."""
     calls = take_out_custom_calls(gm, but=inside)
     module = _import_graph(gm, context)
+    bodies: list[Any] = []
+    for call in calls:
+        if isinstance(call, CustomCall):
+            body = _trace_body(call)
+            bodies.append(_import_with_calls(body, context, kernels, inside=inside | {call.target}))
+        else:
+            bodies.append(None)
+            kernels.append(call.kernel.name)
     if calls:
-        bodies = [
-            _import_with_calls(_trace_body(call), context, inside=inside | {call.target})
-            if isinstance(call, CustomCall)
-            else None
-            for call in calls
-        ]
         put_calls_back(module, calls, bodies)
     return module
 

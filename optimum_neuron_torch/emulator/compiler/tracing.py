@@ -23,7 +23,7 @@ from optimum_neuron_torch.emulator.compiler.decompositions import host_decomposi
 from optimum_neuron_torch.emulator.compiler.graph import HostGraph, Kind
 from optimum_neuron_torch.emulator.compiler.passes.complex_pairs import ComplexAsPairs, has_complex, real_view
 from optimum_neuron_torch.emulator.compiler.passes.constants import lift_constants
-from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
+from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body, written_body
 from optimum_neuron_torch.emulator.compiler.passes.devices import HOST, to_host_devices
 from optimum_neuron_torch.emulator.compiler.passes.known_scalars import fold_known_scalars
 from optimum_neuron_torch.emulator.compiler.passes.outputs import match_outputs
@@ -76,6 +76,8 @@ class _HostInterpreter(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = to_host_devices(args), to_host_devices(kwargs)
         if self._opens and target not in self._decompositions and (body := python_body(target)):
+            return body(*args, **kwargs)
+        if body := written_body(target, args):
             return body(*args, **kwargs)
         # Host kernels and decompositions may lay results out differently: a view of them may need a copy.
         if target is torch.ops.aten.view.default:

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import (
+    _generate_new_op_kwargs_from_bases,
+    auto_functionalized_v2,
+)
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
@@ -47,13 +51,39 @@ def python_body(target: Any) -> Callable[..., Any] | None:
     return functools.partial(_run_body, definition._init_fn, target)
 
 
+def written_body(target: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """The body of a custom operator that writes to its arguments, as AOTAutograd calls it: by a higher-order operator
+    that takes the tensors it may write to, and returns what they become. None for any other call.
+    """
+    if target is not auto_functionalized_v2 or not isinstance(args[0], torch._ops.OpOverload):
+        return None
+    definition = OPDEFS.get(args[0]._schema.name)
+    return None if definition is None else functools.partial(_run_written_body, definition._init_fn)
+
+
+def _run_written_body(body: Callable[..., Any], target: Any, **kwargs: Any) -> Any:
+    def on_copies(_all_bases: Sequence[torch.Tensor], **kwargs: Any) -> Any:
+        written = tuple(range(len(_all_bases)))
+        arguments, bases = _generate_new_op_kwargs_from_bases(target._schema, kwargs, _all_bases, written, False)
+        result = body(**arguments)
+        return (*(result if isinstance(result, tuple) else (result,)), *bases)
+
+    bases = kwargs.pop("_all_bases", ())
+    return _functional(on_copies, lambda: auto_functionalized_v2(target, _all_bases=bases, **kwargs), bases, **kwargs)
+
+
 def _run_body(body: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+    return _functional(body, lambda: target(*args, **kwargs), *args, **kwargs)
+
+
+def _functional(body: Callable[..., Any], closed: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+    """What a body computes, without writing anywhere; `closed`, the operator as it is, where that wants values."""
     try:
         return torch.func.functionalize(body)(*args, **kwargs)
     except (*_VALUES_WANTED, RuntimeError) as error:
         if not isinstance(error, _VALUES_WANTED) and not any(text in str(error) for text in _VALUES_WANTED_TEXTS):
             raise
-        return target(*args, **kwargs)  # the operator stays closed, and runs as it is
+        return closed()
 
 
 @dataclass(frozen=True)
@@ -186,9 +216,11 @@ def body_digests(gm: fx.GraphModule) -> dict[str, str]:
         node
         for module in gm.modules()
         for node in (module.graph.nodes if isinstance(module, fx.GraphModule) else ())
-        if isinstance(node.target, torch._ops.OpOverload)
+        if node.op == "call_function"
     ]
-    names = {node.target._schema.name for node in nodes}
+    # AOTAutograd has operators that write as the first argument of a higher-order one.
+    operators = [value for node in nodes for value in (node.target, *node.args[:1])]
+    names = {value._schema.name for value in operators if isinstance(value, torch._ops.OpOverload)}
     digests = {name: body_digest(name) for name in sorted(names) if name in OPDEFS}
     if digests:
         digests[CHIP] = body_digest(CHIP)
