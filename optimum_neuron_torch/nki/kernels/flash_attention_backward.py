@@ -12,6 +12,7 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 on chip N tiles of 128 queries, M tiles of 128 keys, C parts of up to 128 of a head size; the partition comes first.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +26,12 @@ BLOCK_KEYS = 512  # float32 values of a PSUM bank: what one product may write
 WIDE_BLOCK_KEYS = 256  # for head sizes above 128: the sums of a block's keys and values are four banks all the same
 SECTION_BYTES = 80 * 1024  # of a partition: the next section is loaded while SBUF still holds this one
 LOAD_TILES = 8  # one transfer: large enough to be efficient, small enough to start early
-DELTA_TILES = 4
+GROUP_TILES = 4
+KEYS_AHEAD = 8  # steps: loads run while others compute, and find no room between transposes if they are issued late
+QUERIES_AHEAD = 100
+STEPS_PER_LOAD = 3
+STEPS_TO_SCORES = 1  # from a tile's probabilities to the gradients of its scores
+STEPS_TO_KEYS = 2  # from there, and from the probabilities, to the gradients of keys and values
 LOWEST = -3.4028235e38  # the lowest float32, what range_select writes
 
 
@@ -85,17 +91,20 @@ def flash_attention_backward_kernel(
     )
     _check(problem)
     gradients = _allocate_gradients(problem)
-    before = previous = None
-    # The Tensor Engine works in the order of the instructions. So it gets the next tile's scores before it would wait
-    # until the other engines have made this one's probabilities, and the transposed gradients one tile later again.
-    for step in (*_plan(problem), None, None):
-        if step is not None:
-            _differentiate_scores(problem, gradients, step)
-        if previous is not None:
-            _add_to_keys(problem, gradients, previous)
-        if before is not None:
-            _add_to_queries(problem, gradients, before)
-        before, previous = previous, step
+    # Engines work in the order of the instructions. So each step is cut where one would wait for what the others make
+    # of its last result, and has the parts of other steps in between.
+    steps = _plan(problem)
+    to_queries = _steps_to_queries(problem)
+    for number in range(len(steps) + to_queries):
+        if number < len(steps):
+            _load_ahead(problem, steps, number, steps[max(0, number - to_queries)].section)
+            _find_probabilities(problem, steps[number])
+        if 0 <= number - STEPS_TO_SCORES < len(steps):
+            _differentiate_scores(problem, gradients, steps[number - STEPS_TO_SCORES])
+        if 0 <= number - STEPS_TO_KEYS < len(steps):
+            _add_to_keys(problem, gradients, steps[number - STEPS_TO_KEYS])
+        if 0 <= number - to_queries:
+            _add_to_queries(problem, gradients, steps[number - to_queries])
     return tuple(gradient for gradient in gradients if gradient is not None)
 
 
@@ -225,7 +234,10 @@ class _Section:
     tiles: list[_QueryTile]
     is_last: bool
     loaded: Any = None
-    has_delta: set[int] = field(default_factory=set)  # places of tiles
+    loading: Any = None  # what is still to do
+    arrived: int = 0  # tiles of which all is loaded
+    number: int = 0  # among those of this core
+    prepared: set[int] = field(default_factory=set)  # places of the tiles that are
     begun: set[int] = field(default_factory=set)  # places of the tiles whose sums have begun
 
 
@@ -266,6 +278,8 @@ class _Step:
     seen: int = 0  # keys of the block, from the first on, that the tile may see
     ends_block: bool = False
     ends_section: bool = False
+    mask_QK: Any = None
+    capped_QK: Any = None  # the tanh of the softcap
     probabilities_QK: Any = None
     score_grads_QK: Any = None
     score_grads_KMQ: Any = None
@@ -282,6 +296,8 @@ def _plan(problem: _Problem) -> list[_Step]:
         steps += _unit_steps(problem, _Unit(row, group, 1), 0)
     for row, group in units[alone:]:
         steps += _unit_steps(problem, _Unit(row, group, cores), core)
+    for before, step in zip(steps, steps[1:], strict=False):
+        step.section.number = before.section.number + before.ends_section
     return steps
 
 
@@ -364,9 +380,12 @@ class _Queries(NamedTuple):
     grad_QNE: Any
     grad_ECQ: Any
     output_QNE: Any
+    logsumexp_QN1: Any
+    ranges_QN2: Any
+    # Made of these, a group of tiles at a time.
     delta_QN: Any  # of each query, the sum of grad * output
     offset_QN: Any  # what its probabilities' exponents begin with: - logsumexp
-    bounds_QN2: Any  # first key seen, and one behind the last
+    bounds_QN2: Any  # the first key that it sees, and one behind the last
     query_grad_QND: Any
 
 
@@ -378,37 +397,67 @@ class _Keys(NamedTuple):
     value_ECK: Any
 
 
-def _load_queries(problem: _Problem, section: _Section) -> _Queries:
+def _load_ahead(problem: _Problem, steps: list[_Step], number: int, oldest: _Section) -> None:
+    """Loads what this step needs, and some of what steps to come need: no more than the next section's queries."""
+    step = steps[number]
+    for each in (step, steps[min(number + KEYS_AHEAD, len(steps) - 1)]):
+        if each.block is not None and each.block.loaded is None:
+            each.block.loaded = _load_keys(problem, each.block)
+    section = step.section
+    if section.loading is None:
+        section.loading = _load_queries(problem, section)
+    needed = len(section.tiles) if step.tile is None else step.tile.place + 1
+    while section.arrived < needed:
+        next(section.loading)
+    next(section.loading, None)
+    following = steps[min(number + QUERIES_AHEAD, len(steps) - 1)].section
+    if following.number > oldest.number + 1 or number % STEPS_PER_LOAD:
+        return
+    if following.loading is None:
+        following.loading = _load_queries(problem, following)
+    next(following.loading, None)
+
+
+def _load_queries(problem: _Problem, section: _Section) -> Iterator[None]:
+    """Issues one transfer after the other; the first tiles have all of theirs before the next ones have any."""
     count, dtype, batch = len(section.tiles), problem.dtype, section.unit.batch
     depth, value_depth = problem.depth, problem.value_depth
-    loaded = _Queries(
+    loaded = section.loaded = _Queries(
         query_QND=nl.ndarray((TILE, count, depth), dtype),
         query_DCQ=_transposed(depth, count * TILE, dtype),
         grad_QNE=nl.ndarray((TILE, count, value_depth), dtype),
         grad_ECQ=_transposed(value_depth, count * TILE, dtype),
         output_QNE=nl.ndarray((TILE, count, value_depth), dtype),
+        logsumexp_QN1=nl.ndarray((TILE, count, 1), nl.float32),
+        ranges_QN2=None if problem.ranges_BQ2 is None else nl.ndarray((TILE, count, 2), nl.int32),
         delta_QN=nl.ndarray((TILE, count), nl.float32),
         offset_QN=nl.ndarray((TILE, count), nl.float32),
         bounds_QN2=None if problem.ranges_BQ2 is None else nl.ndarray((TILE, count, 2), nl.float32),
         query_grad_QND=nl.ndarray((TILE, count, depth), nl.float32),
     )
-    logsumexp_QN1 = nl.ndarray((TILE, count, 1), nl.float32)
     if any(tile.rows < TILE for tile in section.tiles):
-        # Rows that no query has: they see nothing, and count for nothing where the rows are summed.
-        nisa.memset(dst=logsumexp_QN1, value=-LOWEST)
+        # Rows that no query has: they count for nothing where rows are summed.
+        nisa.memset(dst=loaded.offset_QN, value=LOWEST)
         nisa.memset(dst=loaded.delta_QN, value=0.0)
-    for head, start, rows, place in _runs(section.tiles):
+    for head, start, rows, place in _runs(section.tiles, LOAD_TILES):
         _load_transposed(loaded.query_DCQ, problem.query_BHQD[batch, head], start, rows, place)
+        yield
         _load_transposed(loaded.grad_ECQ, problem.grad_BHQE[batch, head], start, rows, place)
-        _load_rows(loaded.query_QND, problem.query_BHQD[batch, head], start, rows, place)
-        _load_rows(loaded.grad_QNE, problem.grad_BHQE[batch, head], start, rows, place)
-        _load_rows(loaded.output_QNE, problem.output_BHQE[batch, head], start, rows, place)
+        yield
         logsumexp_Q1 = problem.logsumexp_BHQ[batch, head].reshape((problem.queries, 1))
-        _load_rows(logsumexp_QN1, logsumexp_Q1, start, rows, place)
+        _load_rows(loaded.logsumexp_QN1, logsumexp_Q1, start, rows, place)
+        yield
         if problem.ranges_BQ2 is not None:
-            _load_bounds(problem, loaded.bounds_QN2, batch, start, rows, place)
-    _negate_logsumexp(loaded.offset_QN, logsumexp_QN1[:, :, 0])
-    return loaded
+            ranges_Q2 = problem.ranges_BQ2[batch if problem.ranges_BQ2.shape[0] > 1 else 0]
+            _load_rows(loaded.ranges_QN2, ranges_Q2, start, rows, place)
+            yield
+        _load_rows(loaded.grad_QNE, problem.grad_BHQE[batch, head], start, rows, place)
+        yield
+        _load_rows(loaded.output_QNE, problem.output_BHQE[batch, head], start, rows, place)
+        yield
+        _load_rows(loaded.query_QND, problem.query_BHQD[batch, head], start, rows, place)
+        section.arrived = place + _ceil(rows, TILE)
+        yield
 
 
 def _load_keys(problem: _Problem, block: _Block) -> _Keys:
@@ -457,38 +506,19 @@ def _load_transposed(dst_XCR: Any, src_RX: Any, start: int, rows: int, place: in
             )
 
 
-def _load_bounds(problem: _Problem, bounds_QN2: Any, batch: int, start: int, rows: int, place: int) -> None:
-    """The keys that each query sees, with those after it left out where order counts."""
-    ranges_Q2 = problem.ranges_BQ2[batch if problem.ranges_BQ2.shape[0] > 1 else 0]
-    ranges_QN2 = nl.ndarray((TILE, _ceil(rows, TILE), 2), nl.int32)
-    _load_rows(ranges_QN2, ranges_Q2, start, rows, 0)
-    for partitions, first, stop in _pieces(rows):
-        bounds = bounds_QN2[0:partitions, place + first : place + stop]
-        nisa.tensor_copy(dst=bounds, src=ranges_QN2[0:partitions, first:stop])
-        if problem.is_causal:
-            after_QN = nl.ndarray((partitions, stop - first), nl.float32)
-            pattern = [[TILE, stop - first]]
-            nisa.iota(dst=after_QN, pattern=pattern, offset=start + first * TILE + 1, channel_multiplier=1)
-            nisa.tensor_tensor(dst=bounds[:, :, 1], data1=bounds[:, :, 1], data2=after_QN, op=nl.minimum)
-
-
-def _negate_logsumexp(offset_QN: Any, logsumexp_QN: Any) -> None:
-    """- logsumexp; 0 for a query that sees nothing, so that exp() of its masked scores is 0 and not exp(inf - inf)."""
-    lowest_QN = nl.ndarray(logsumexp_QN.shape, nl.float32)
-    nisa.tensor_scalar(
-        dst=lowest_QN, data=logsumexp_QN, op0=nl.less, operand0=LOWEST, op1=nl.multiply, operand1=LOWEST
-    )
-    nisa.tensor_scalar(dst=offset_QN, data=logsumexp_QN, op0=nl.maximum, operand0=LOWEST)
-    nisa.tensor_tensor(dst=offset_QN, data1=lowest_QN, data2=offset_QN, op=nl.subtract)
-
-
-def _sum_outputs(problem: _Problem, section: _Section, tile: _QueryTile) -> None:
-    """delta_QN of a group of tiles, when the first of them needs it."""
+def _prepare(problem: _Problem, section: _Section, tile: _QueryTile) -> None:
+    """What the engines make of a group of tiles, when the first of them needs it: engines wait in their order."""
     loaded = section.loaded
     stop = tile.place + 1
-    while stop % DELTA_TILES and stop < len(section.tiles) and section.tiles[stop].rows == tile.rows == TILE:
+    while stop % GROUP_TILES and stop < len(section.tiles) and section.tiles[stop].rows == tile.rows == TILE:
         stop += 1
+    section.prepared.update(range(tile.place, stop))
     group = (slice(0, tile.rows), slice(tile.place, stop))
+    _negate_logsumexp(loaded.offset_QN[group], loaded.logsumexp_QN1[group])
+    if problem.ranges_BQ2 is not None:
+        nisa.tensor_copy(dst=loaded.bounds_QN2[group], src=loaded.ranges_QN2[group])
+        for each in section.tiles[tile.place : stop] if problem.is_causal else ():
+            _leave_out_later(loaded.bounds_QN2[0 : each.rows, each.place, 1:2], each.start)
     products_QNE = nl.ndarray((tile.rows, stop - tile.place, problem.value_depth), nl.float32)
     # GpSimd has nothing else to do.
     nisa.tensor_tensor(
@@ -499,54 +529,70 @@ def _sum_outputs(problem: _Problem, section: _Section, tile: _QueryTile) -> None
         engine=nisa.engine.gpsimd,
     )
     nisa.tensor_reduce(dst=loaded.delta_QN[group], data=products_QNE, op=nl.add, axis=2)
-    section.has_delta.update(range(tile.place, stop))
 
 
-# A step: the gradient of the scores
+def _negate_logsumexp(offset_QN: Any, logsumexp_QN1: Any) -> None:
+    """But 0 for a query that sees nothing, so that exp() of its masked scores is 0 and not exp(inf - inf)."""
+    values_QN = logsumexp_QN1[:, :, 0]
+    lowest_QN = nl.ndarray(values_QN.shape, nl.float32)
+    nisa.tensor_scalar(dst=lowest_QN, data=values_QN, op0=nl.less, operand0=LOWEST, op1=nl.multiply, operand1=LOWEST)
+    nisa.tensor_scalar(dst=offset_QN, data=values_QN, op0=nl.maximum, operand0=LOWEST)
+    nisa.tensor_tensor(dst=offset_QN, data1=lowest_QN, data2=offset_QN, op=nl.subtract)
 
 
-def _differentiate_scores(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
-    """Probabilities of a tile of queries over a block of keys, and the gradients of the scaled scores."""
-    section, block, tile = step.section, step.block, step.tile
-    if section.loaded is None:
-        section.loaded = _load_queries(problem, section)
-        if problem.needs_bias_gradient and problem.is_causal:
-            _clear_bias_gradient(problem, gradients, section)
+def _leave_out_later(stop_Q1: Any, start: int) -> None:
+    """A query sees no key after its own place."""
+    after_Q1 = nl.ndarray(stop_Q1.shape, nl.float32)
+    nisa.iota(dst=after_Q1, pattern=[[1, 1]], offset=start + 1, channel_multiplier=1)
+    nisa.tensor_tensor(dst=stop_Q1, data1=stop_Q1, data2=after_Q1, op=nl.minimum)
+
+
+# A step: probabilities, and the gradient of the scores
+
+
+def _find_probabilities(problem: _Problem, step: _Step) -> None:
+    """exp(logits - logsumexp) of a tile of queries over a block of keys; of keys that are not seen it may be anything,
+    where _leave_out_unseen is to come."""
+    section, tile = step.section, step.tile
     if tile is None:
         return
-    if block.loaded is None:
-        block.loaded = _load_keys(problem, block)
-    if tile.place not in section.has_delta:
-        _sum_outputs(problem, section, tile)
-    queries, keys, shape = section.loaded, block.loaded, (tile.rows, step.seen)
-    scores_QK = _product(queries.query_DCQ, keys.key_DCK, problem.depth, tile, shape)
-    grads_QK = _product(queries.grad_ECQ, keys.value_ECK, problem.value_depth, tile, shape)
-    capped_QK = _probabilities(problem, step, scores_QK)
-    _multiply_softmax(problem, gradients, step, grads_QK, capped_QK)
+    if tile.place not in section.prepared:
+        _prepare(problem, section, tile)
+    if problem.mask_BHQK is not None:
+        step.mask_QK = _load_part(problem.mask_BHQK, step)
+    scores_QK = _product(section.loaded.query_DCQ, step.block.loaded.key_DCK, problem.depth, step)
+    logits_QK, factor = _logits(problem, step, scores_QK)
+    step.probabilities_QK = nl.ndarray(scores_QK.shape, problem.dtype)
+    nisa.activation(
+        dst=step.probabilities_QK,
+        op=nl.exp,
+        data=logits_QK,
+        scale=factor,
+        bias=section.loaded.offset_QN[0 : tile.rows, tile.place : tile.place + 1],
+    )
 
 
-def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, tile: _QueryTile, shape: tuple[int, int]) -> Any:
+def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, step: _Step) -> Any:
     """Of each query with each key, over the parts of the head size."""
-    product_QK = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    product_QK = nl.ndarray((step.tile.rows, step.seen), nl.float32, buffer=nl.psum)
     for part, (_, size) in enumerate(_parts(depth)):
         nisa.nc_matmul(
             dst=product_QK,
-            stationary=rows_XCQ[0:size, part, tile.columns],
-            moving=keys_XCK[0:size, part, 0 : shape[1]],
+            stationary=rows_XCQ[0:size, part, step.tile.columns],
+            moving=keys_XCK[0:size, part, 0 : step.seen],
             accumulate=part > 0,
         )
     return product_QK
 
 
-def _probabilities(problem: _Problem, step: _Step, scores_QK: Any) -> Any:
-    """exp(logits - logsumexp) where the key is seen, else 0. Returns the tanh of the softcap, or None."""
-    tile, queries = step.tile, step.section.loaded
-    rows, place = slice(0, tile.rows), slice(tile.place, tile.place + 1)
-    logits_QK, factor, capped_QK = scores_QK, problem.scale, None
+def _logits(problem: _Problem, step: _Step, scores_QK: Any) -> tuple[Any, float]:
+    """And a factor that they still lack."""
     if problem.softcap is not None:
-        capped_QK = nl.ndarray(scores_QK.shape, nl.float32)
-        nisa.activation(dst=capped_QK, op=nl.tanh, data=scores_QK, scale=problem.scale / problem.softcap)
-        logits_QK, factor = capped_QK, problem.softcap
+        step.capped_QK = nl.ndarray(scores_QK.shape, nl.float32)
+        nisa.activation(dst=step.capped_QK, op=nl.tanh, data=scores_QK, scale=problem.scale / problem.softcap)
+        logits_QK, factor = step.capped_QK, problem.softcap
+    else:
+        logits_QK, factor = scores_QK, problem.scale
     if problem.bias_BHQK is not None:
         bias_QK = _load_part(problem.bias_BHQK, step)
         biased_QK = nl.ndarray(scores_QK.shape, nl.float32)
@@ -555,32 +601,30 @@ def _probabilities(problem: _Problem, step: _Step, scores_QK: Any) -> Any:
         )
         logits_QK, factor = biased_QK, 1.0
     if problem.ranges_BQ2 is not None:
-        bounds_Q2 = queries.bounds_QN2[rows, tile.place]
-        selected_QK = nl.ndarray(scores_QK.shape, nl.float32)
-        nisa.range_select(
-            dst=selected_QK,
-            on_true_tile=logits_QK,
-            comp_op0=nl.greater_equal,
-            comp_op1=nl.less,
-            bound0=bounds_Q2[:, 0:1],
-            bound1=bounds_Q2[:, 1:2],
-            range_start=step.block.start,
-            on_false_value=LOWEST,
-        )
-        logits_QK = selected_QK
-    step.probabilities_QK = nl.ndarray(scores_QK.shape, problem.dtype)
-    nisa.activation(
-        dst=step.probabilities_QK, op=nl.exp, data=logits_QK, scale=factor, bias=queries.offset_QN[rows, place]
+        logits_QK = _select_ranges(step, logits_QK)
+    return logits_QK, factor
+
+
+def _select_ranges(step: _Step, logits_QK: Any) -> Any:
+    bounds_Q2 = step.section.loaded.bounds_QN2[0 : step.tile.rows, step.tile.place]
+    selected_QK = nl.ndarray(logits_QK.shape, nl.float32)
+    nisa.range_select(
+        dst=selected_QK,
+        on_true_tile=logits_QK,
+        comp_op0=nl.greater_equal,
+        comp_op1=nl.less,
+        bound0=bounds_Q2[:, 0:1],
+        bound1=bounds_Q2[:, 1:2],
+        range_start=step.block.start,
+        on_false_value=LOWEST,
     )
-    _leave_out_unseen(problem, step)
-    return capped_QK
+    return selected_QK
 
 
 def _leave_out_unseen(problem: _Problem, step: _Step) -> None:
-    """By the mask, and by the order where ranges have not done it: those exponentials may be anything."""
-    if problem.mask_BHQK is not None:
-        mask_QK = _load_part(problem.mask_BHQK, step)
-        nisa.tensor_copy_predicated(dst=step.probabilities_QK, src=0.0, predicate=mask_QK, reverse_pred=True)
+    """By the mask, and by the order where ranges have not done it."""
+    if step.mask_QK is not None:
+        nisa.tensor_copy_predicated(dst=step.probabilities_QK, src=0.0, predicate=step.mask_QK, reverse_pred=True)
     first = max(0, step.tile.start - step.block.start)
     if problem.is_causal and problem.ranges_BQ2 is None and step.seen > first:
         last_QK = step.probabilities_QK[:, first : step.seen]
@@ -608,12 +652,16 @@ def _load_part(tensor_BHQK: Any, step: _Step) -> Any:
     return part_QK
 
 
-def _multiply_softmax(problem: _Problem, gradients: _Gradients, step: _Step, grads_QK: Any, capped_QK: Any) -> None:
-    """probabilities * (grads - delta): of the logits, so of the bias; and through the softcap, of the scores."""
+def _differentiate_scores(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+    """probabilities * (grads - delta): of the logits, so of the bias; through the softcap, of the scaled scores."""
+    if step.tile is None:
+        return
+    grads_QK = _product(step.section.loaded.grad_ECQ, step.block.loaded.value_ECK, problem.value_depth, step)
+    _leave_out_unseen(problem, step)
     slope_QK = step.probabilities_QK
-    if capped_QK is not None:
+    if step.capped_QK is not None:
         slope_QK = nl.ndarray(grads_QK.shape, nl.float32)
-        nisa.activation(dst=slope_QK, op=nl.square, data=capped_QK)
+        nisa.activation(dst=slope_QK, op=nl.square, data=step.capped_QK)
         nisa.scalar_tensor_tensor(
             dst=slope_QK,
             data=slope_QK,
@@ -623,12 +671,11 @@ def _multiply_softmax(problem: _Problem, gradients: _Gradients, step: _Step, gra
             operand1=step.probabilities_QK,
         )
     step.score_grads_QK = nl.ndarray(grads_QK.shape, problem.dtype)
-    _multiply_centred(step, step.score_grads_QK, grads_QK, slope_QK, is_negative=capped_QK is not None)
-    if gradients.bias_BHQK is None:
-        return
-    bias_grads_QK = nl.ndarray(grads_QK.shape, nl.float32)
-    _multiply_centred(step, bias_grads_QK, grads_QK, step.probabilities_QK, is_negative=False)
-    _store_bias_gradient(gradients, step, bias_grads_QK)
+    _multiply_centred(step, step.score_grads_QK, grads_QK, slope_QK, is_negative=step.capped_QK is not None)
+    if gradients.bias_BHQK is not None:
+        bias_grads_QK = nl.ndarray(grads_QK.shape, nl.float32)
+        _multiply_centred(step, bias_grads_QK, grads_QK, step.probabilities_QK, is_negative=False)
+        _store_bias_gradient(gradients, step, bias_grads_QK)
 
 
 def _multiply_centred(step: _Step, dst_QK: Any, grads_QK: Any, slope_QK: Any, is_negative: bool) -> None:
@@ -652,7 +699,7 @@ def _store_bias_gradient(gradients: _Gradients, step: _Step, bias_grads_QK: Any)
 
 
 def _clear_bias_gradient(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
-    """Where order hides all keys of a tile, which no step passes."""
+    """What no step passes: the keys that order hides from whole tiles."""
     zeros_QK = nl.ndarray((TILE, problem.keys), nl.float32)
     nisa.memset(dst=zeros_QK, value=0.0)
     for tile in section.tiles:
@@ -673,25 +720,48 @@ def _add_to_keys(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
     queries = step.section.loaded
     if block.sums is None:
         block.sums = _key_sums(problem, block.keys, nl.psum)
-    for left_QK, right_QNX, sums_KMX in (
-        (step.probabilities_QK, queries.grad_QNE, block.sums.value_KME),
-        (step.score_grads_QK, queries.query_QND, block.sums.key_KMD),
-    ):
-        for partitions, chunk, _ in _pieces(step.seen, 1):
-            nisa.nc_matmul(
-                dst=sums_KMX[0:partitions, chunk],
-                stationary=left_QK[:, chunk * TILE : chunk * TILE + partitions],
-                moving=right_QNX[0 : tile.rows, tile.place],
-                accumulate=chunk < block.chunks,
-            )
-    block.chunks = max(block.chunks, _ceil(step.seen, TILE))
-    step.score_grads_KMQ = _transpose_chunks(problem, step)
+    begun, block.chunks = block.chunks, max(block.chunks, _ceil(step.seen, TILE))
+    _add_chunks(block.sums.value_KME, step, step.probabilities_QK, queries.grad_QNE, begun)
     if step.ends_block:
-        _finish_block(problem, gradients, block)
+        _finish_values(problem, gradients, block)
+    _add_chunks(block.sums.key_KMD, step, step.score_grads_QK, queries.query_QND, begun)
+    if step.ends_block:
+        _finish_keys(problem, gradients, block)
+    step.score_grads_KMQ = _transpose_chunks(problem, step)
+
+
+def _add_chunks(sums_KMX: Any, step: _Step, left_QK: Any, right_QNX: Any, begun: int) -> None:
+    """left.T @ right; the chunks of the block from `begun` on have no sums yet."""
+    for partitions, chunk, _ in _pieces(step.seen, 1):
+        nisa.nc_matmul(
+            dst=sums_KMX[0:partitions, chunk],
+            stationary=left_QK[:, chunk * TILE : chunk * TILE + partitions],
+            moving=right_QNX[0 : step.tile.rows, step.tile.place],
+            accumulate=chunk < begun,
+        )
+
+
+def _transposes_by_dma(problem: _Problem) -> bool:
+    """Where DMA has nothing else to do in every step: else its descriptors, 600 ns a transfer, would set the pace."""
+    return _itemsize(problem.dtype) == 2 and problem.mask_BHQK is None and problem.bias_BHQK is None
+
+
+def _steps_to_queries(problem: _Problem) -> int:
+    """From a tile's probabilities to the product with the transposed gradients: DMA takes 2.6 us, a step 1.1."""
+    return 7 if _transposes_by_dma(problem) else 3
 
 
 def _transpose_chunks(problem: _Problem, step: _Step) -> Any:
+    """The gradients of the scores with the keys on the partitions."""
     shape = (TILE, _ceil(step.seen, TILE), step.tile.rows)
+    transposed_KMQ = nl.ndarray(shape, problem.dtype)
+    # While DMA brings in the section's own queries, it has no time for more.
+    if _transposes_by_dma(problem) and step.section.arrived == len(step.section.tiles):
+        for partitions, first, stop in _pieces(step.seen):
+            chunks_QK = step.score_grads_QK[:, first * TILE : first * TILE + partitions * (stop - first)]
+            chunks_QMK = chunks_QK.reshape_dim(1, (stop - first, partitions))
+            nisa.dma_transpose(dst=transposed_KMQ[0:partitions, first:stop], src=chunks_QMK)
+        return transposed_KMQ
     columns_KMQ = nl.ndarray(shape, problem.dtype, buffer=nl.psum)
     for partitions, chunk, _ in _pieces(step.seen, 1):
         nisa.nc_transpose(
@@ -699,7 +769,6 @@ def _transpose_chunks(problem: _Problem, step: _Step) -> Any:
             data=step.score_grads_QK[:, chunk * TILE : chunk * TILE + partitions],
             engine=nisa.engine.tensor,
         )
-    transposed_KMQ = nl.ndarray(shape, problem.dtype)
     # Of the two that read PSUM, the one with less to do: the softcap is the Scalar Engine's.
     engine = nisa.engine.scalar if problem.softcap is None else nisa.engine.vector
     for partitions, first, stop in _pieces(step.seen):
@@ -732,38 +801,49 @@ def _add_to_queries(problem: _Problem, gradients: _Gradients, step: _Step) -> No
 # What is stored
 
 
-def _finish_block(problem: _Problem, gradients: _Gradients, block: _Block) -> None:
-    """The sums of the block's keys and values go to HBM: as gradients if no other section adds to them."""
-    unit, stored = block.section.unit, block.stored
-    for index, (gradient_BGKX, factor) in enumerate(
-        ((gradients.key_BGKD, problem.scale), (gradients.value_BGKE, 1.0))
-    ):
-        sums_KMX, gradient_KX = block.sums[index], gradient_BGKX[unit.batch, unit.group]
-        dtype = gradient_KX.dtype if block.is_last else nl.float32
-        result_KMX = nl.ndarray(sums_KMX.shape, dtype)
-        for partitions, first, stop in _pieces(block.keys, None if stored is None else 1):
-            if first >= block.chunks:
-                break
-            part = (slice(0, partitions), slice(first, stop))
-            if stored is not None and first < stored.chunks:
-                earlier_KMX = nl.ndarray((partitions, stop - first, sums_KMX.shape[2]), nl.float32)
-                nisa.dma_copy(dst=earlier_KMX, src=stored.sums[index][part])
-                nisa.scalar_tensor_tensor(
-                    dst=result_KMX[part],
-                    data=sums_KMX[part],
-                    op0=nl.multiply,
-                    operand0=factor,
-                    op1=nl.add,
-                    operand1=earlier_KMX,
-                )
-            else:
-                nisa.tensor_scalar(dst=result_KMX[part], data=sums_KMX[part], op0=nl.multiply, operand0=factor)
-            if block.is_last:
-                _store_rows(gradient_KX, result_KMX, block.start, partitions, first, stop, 0)
-            else:
-                nisa.dma_copy(dst=stored.sums[index][part], src=result_KMX[part])
-    if stored is not None:
-        stored.chunks = max(stored.chunks, block.chunks)
+def _finish_values(problem: _Problem, gradients: _Gradients, block: _Block) -> None:
+    stored_KME = None if block.stored is None else block.stored.sums.value_KME
+    # The Scalar Engine, while the Vector Engine has the scores' gradients to make.
+    _finish_sums(block, block.sums.value_KME, stored_KME, gradients.value_BGKE, 1.0, nisa.engine.scalar)
+
+
+def _finish_keys(problem: _Problem, gradients: _Gradients, block: _Block) -> None:
+    stored_KMD = None if block.stored is None else block.stored.sums.key_KMD
+    _finish_sums(block, block.sums.key_KMD, stored_KMD, gradients.key_BGKD, problem.scale, nisa.engine.vector)
+    if block.stored is not None:
+        block.stored.chunks = max(block.stored.chunks, block.chunks)
+
+
+def _finish_sums(
+    block: _Block, sums_KMX: Any, stored_KMX: Any, gradient_BGKX: Any, factor: float, engine: Any
+) -> None:
+    """The sums of the block's keys go to HBM: as gradients if no other section adds to them."""
+    gradient_KX = gradient_BGKX[block.section.unit.batch, block.section.unit.group]
+    result_KMX = nl.ndarray(sums_KMX.shape, gradient_KX.dtype if block.is_last else nl.float32)
+    summed = 0 if stored_KMX is None else block.stored.chunks
+    for partitions, first, stop in _pieces(block.keys, 1 if 0 < summed < block.chunks else block.chunks):
+        if first >= block.chunks:
+            break
+        part = (slice(0, partitions), slice(first, stop))
+        if first < summed:
+            earlier_KMX = nl.ndarray((partitions, stop - first, sums_KMX.shape[2]), nl.float32)
+            nisa.dma_copy(dst=earlier_KMX, src=stored_KMX[part])
+            nisa.scalar_tensor_tensor(
+                dst=result_KMX[part],
+                data=sums_KMX[part],
+                op0=nl.multiply,
+                operand0=factor,
+                op1=nl.add,
+                operand1=earlier_KMX,
+            )
+        else:
+            nisa.tensor_scalar(
+                dst=result_KMX[part], data=sums_KMX[part], op0=nl.multiply, operand0=factor, engine=engine
+            )
+        if block.is_last:
+            _store_rows(gradient_KX, result_KMX, block.start, partitions, first, stop, 0)
+        else:
+            nisa.dma_copy(dst=stored_KMX[part], src=result_KMX[part])
 
 
 def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
@@ -784,6 +864,8 @@ def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section)
             _store_rows(gradient_QD, result_QND, start, partitions, first, stop, place)
     if gradients.sinks_BH is not None:
         _add_sinks(problem, gradients, section)
+    if gradients.bias_BHQK is not None and problem.is_causal and (unit.cores == 1 or nl.program_id(0) == 0):
+        _clear_bias_gradient(problem, gradients, section)
 
 
 def _store_rows(dst_RX: Any, src_PNX: Any, start: int, partitions: int, first: int, stop: int, place: int) -> None:
@@ -820,8 +902,8 @@ def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> N
     unit, loaded, heads = section.unit, section.loaded, problem.heads_per_group
     first_head = unit.group * heads
     for tile in section.tiles:
-        if tile.place not in section.has_delta:
-            _sum_outputs(problem, section, tile)
+        if tile.place not in section.prepared:
+            _prepare(problem, section, tile)
     if unit.sink_sums_PH is None:
         unit.sink_sums_PH = nl.ndarray((TILE, heads), nl.float32)
         nisa.memset(dst=unit.sink_sums_PH, value=0.0)
@@ -871,11 +953,11 @@ def _pieces(rows: int, most: int | None = None) -> list[tuple[int, int, int]]:
     return pieces + ([(rows % TILE, whole, whole + 1)] if rows % TILE else [])
 
 
-def _runs(tiles: list[_QueryTile]) -> list[tuple[int, int, int, int]]:
-    """(head, first query, queries, place) of what follows each other within a head."""
+def _runs(tiles: list[_QueryTile], most: int | None = None) -> list[tuple[int, int, int, int]]:
+    """(head, first query, queries, place) of what follows each other within a head, of up to `most` tiles."""
     runs: list[tuple[int, int, int, int]] = []
     for tile in tiles:
-        if runs and runs[-1][0] == tile.head:
+        if runs and runs[-1][0] == tile.head and (most is None or tile.place - runs[-1][3] < most):
             head, start, rows, place = runs[-1]
             runs[-1] = (head, start, rows + tile.rows, place)
         else:
