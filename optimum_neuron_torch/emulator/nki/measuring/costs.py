@@ -44,8 +44,10 @@ def cost_of(record: Record, chip: Chip) -> Cost:
     engine = record.engine
     if engine == "dma":
         return _dma_cost(record, chip)
+    if record.op == "core_barrier":  # a semaphore, whichever engine waits for it: nobody reads the data
+        return Cost(0.0, start_ns=chip.dma_start_ns)
     if engine == "sync":
-        return Cost(0.0, start_ns=chip.dma_start_ns) if record.op == "core_barrier" else Cost(0.0)
+        return Cost(0.0)
     cycles = _CYCLES[engine](record, chip)
     ghz = chip.ghz(engine)
     return Cost(cycles / ghz, chip.result_cycles(engine) / ghz)

@@ -152,15 +152,17 @@ def test_depends_on():
     assert times(first, second)[1][0] == pytest.approx(VECTOR + VECTOR_RESULT)
 
 
-def test_two_cores_meet_at_a_barrier():
+@pytest.mark.parametrize("engine", ["sync", "gpsimd"])
+def test_two_cores_meet_at_a_barrier(engine):
     shared = in_hbm(owner=1)
-    slow = [on_vector(at(0), at(1)), record("core_barrier", "sync", [], [shared], core=0), on_scalar(at(2), at(3))]
+    slow = [on_vector(at(0), at(1)), record("core_barrier", engine, [], [shared], core=0), on_scalar(at(2), at(3))]
     slow.insert(1, record("dma_copy", "dma", [shared], [at(0)]))
-    quick = [record("core_barrier", "sync", [], [shared], core=1), load(at(0), shared)]
+    quick = [record("core_barrier", engine, [], [shared], core=1), load(at(0), shared)]
     result = schedule([slow, quick], TRN2)
     barrier = result.cores[0].starts[2]
     assert barrier == result.cores[1].starts[0]
     assert barrier >= result.cores[0].stops[1]
+    assert result.cores[0].stops[2] == barrier  # it waits, and reads nothing of the data
     assert result.cores[1].starts[1] >= barrier  # what the other core wrote is read after the barrier
     assert result.cores[0].starts[3] == 0  # what has nothing to do with it goes on
     assert result.total_ns == max(max(core.stops) for core in result.cores)
