@@ -852,11 +852,9 @@ def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section)
     for tile in section.tiles:
         if tile.place not in section.begun:  # it sees none of this core's keys
             nisa.memset(dst=sums_QND[0 : tile.rows, tile.place], value=0.0)
-    mine = range(len(section.tiles))
-    if unit.cores > 1:
-        mine = _exchange_sums(section)
+    tiles = section.tiles if unit.cores == 1 else _exchange_sums(section)
     result_QND = nl.ndarray(sums_QND.shape, problem.dtype)
-    for head, start, rows, place in _runs([section.tiles[place] for place in mine]):
+    for head, start, rows, place in _runs(tiles):
         for partitions, first, stop in _pieces(rows, LOAD_TILES):
             part = (slice(0, partitions), slice(place + first, place + stop))
             nisa.activation(dst=result_QND[part], op=nl.copy, data=sums_QND[part], scale=problem.scale)
@@ -876,24 +874,19 @@ def _store_rows(dst_RX: Any, src_PNX: Any, start: int, partitions: int, first: i
     nisa.dma_copy(dst=rows_PNX, src=src_PNX[0:partitions, place + first : place + stop])
 
 
-def _exchange_sums(section: _Section) -> range:
-    """Adds the other core's sums for the queries of one half of the tiles, and gives it those of the other half.
-
-    Returns the places of this core's half.
-    """
+def _exchange_sums(section: _Section) -> list[_QueryTile]:
+    """Adds the other core's sums for one half of the tiles, which it returns, and gives it those of the other half."""
     sums_QND, core = section.loaded.query_grad_QND, nl.program_id(0)
-    count = len(section.tiles)
-    halves = (range(0, _ceil(count, 2)), range(_ceil(count, 2), count))
+    middle = _ceil(len(section.tiles), 2)
+    halves = (section.tiles[:middle], section.tiles[middle:])
     shared_SQND = nl.ndarray((2, *sums_QND.shape), nl.float32, buffer=nl.shared_hbm)
-    for place in halves[1 - core]:
-        rows = slice(0, section.tiles[place].rows)
-        nisa.dma_copy(dst=shared_SQND[core, rows, place], src=sums_QND[rows, place])
+    for part in _parts_of(halves[1 - core]):
+        nisa.dma_copy(dst=shared_SQND[(core, *part)], src=sums_QND[part])
     nisa.core_barrier(data=shared_SQND, cores=(0, 1))
-    for place in halves[core]:
-        rows = slice(0, section.tiles[place].rows)
-        others_QD = nl.ndarray((section.tiles[place].rows, sums_QND.shape[2]), nl.float32)
-        nisa.dma_copy(dst=others_QD, src=shared_SQND[1 - core, rows, place])
-        nisa.tensor_tensor(dst=sums_QND[rows, place], data1=sums_QND[rows, place], data2=others_QD, op=nl.add)
+    for part in _parts_of(halves[core]):
+        others_QND = nl.ndarray(sums_QND[part].shape, nl.float32)
+        nisa.dma_copy(dst=others_QND, src=shared_SQND[(1 - core, *part)])
+        nisa.tensor_tensor(dst=sums_QND[part], data1=sums_QND[part], data2=others_QND, op=nl.add)
     return halves[core]
 
 
@@ -923,6 +916,15 @@ def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> N
         nisa.tensor_partition_reduce(dst=total_1H, op=nl.add, data=unit.sink_sums_PH)
         sinks_1H = gradients.sinks_BH[unit.batch : unit.batch + 1, first_head : first_head + heads]
         nisa.dma_copy(dst=sinks_1H, src=total_1H)
+
+
+def _parts_of(tiles: list[_QueryTile]) -> list[tuple[slice, slice]]:
+    """Of the section's sums, in few pieces."""
+    return [
+        (slice(0, partitions), slice(place + first, place + stop))
+        for _, _, rows, place in _runs(tiles)
+        for partitions, first, stop in _pieces(rows, LOAD_TILES)
+    ]
 
 
 # Rows in tiles
