@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..nki.masks import seen_in
 from ..nki.ops.attention import attention
 from ..nki.paths import record
 
@@ -32,44 +33,75 @@ def nki_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form of Transformers' AttentionInterface: query (B, H, Q, D) in, (B, Q, H, D) out."""
-    reason = refusal(query, attention_mask, dropout, position_bias, s_aux)
+    reason = refusal(dropout, softcap, s_aux)
     if reason is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         record(f"sdpa ({reason})")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
-            position_bias=position_bias, softcap=softcap, **kwargs,
+            position_bias=position_bias, **kwargs,
         )  # fmt: skip
-    record(NAME)
     if torch.is_autocast_enabled(query.device.type):  # as for PyTorch's own attention
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is None and is_causal and query.shape[2] > 1:
-        attention_mask = _causal_mask(query.shape[2], key.shape[2], query.device)
+    if attention_mask is None and is_causal and key.shape[2] > query.shape[2] > 1:
+        # Keys behind the queries, of a store that is still empty: none is seen.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+    ranges, bias, is_causal, path = what_is_seen(query, key, attention_mask, is_causal)
+    if position_bias is not None:
+        bias = _added(position_bias, bias)
+    record(path)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output_BHQD = attention(query, key, value, None, attention_mask, s_aux, scale, softcap)
+    output_BHQD = attention(query, key, value, ranges, bias, s_aux, scale, softcap, is_causal)
     return output_BHQD.transpose(1, 2).contiguous(), None
 
 
-def refusal(
-    query: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float,
-    position_bias: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-) -> str | None:
-    """Why the op cannot take a call, or None."""
-    if dropout > 0:
-        return "dropout"
-    if position_bias is not None:
-        return "learned position bias"
-    if torch.is_grad_enabled() and (
-        (attention_mask is not None and attention_mask.requires_grad) or (sinks is not None and query.requires_grad)
-    ):
-        return "gradient of a bias or of sinks"
-    return None
+def refusal(dropout: float, softcap: float | None, sinks: torch.Tensor | None) -> str | None:
+    """Why the op cannot take a call, which PyTorch's attention takes then, or None.
+
+    Raises NotImplementedError for a call that neither takes.
+    """
+    if not dropout > 0:
+        return None
+    if softcap is not None or sinks is not None:
+        raise NotImplementedError(
+            f"attention {NAME!r} with dropout {dropout} has neither sinks nor a softcap: set attention_dropout=0.0 in "
+            "the model's configuration, or choose attn_implementation='eager'"
+        )
+    return "dropout"
+
+
+def what_is_seen(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None, bool, str]:
+    """`(ranges, bias, is_causal)` as the op takes them, and the path's name in reports.
+
+    `is_causal` given: what the model is where it has no mask.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        if not is_causal or queries == 1:
+            return None, None, False, NAME
+        if queries == keys:
+            return None, None, True, NAME
+        return None, _causal_mask(queries, keys, query.device), False, NAME
+    seen = seen_in(mask)
+    if seen.unknown is None and mask.shape[-2:] == (queries, keys):
+        return seen.ranges_B1Q2, seen.padding_B11K, seen.is_causal, NAME
+    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+    return None, mask, False, f"{NAME}, whole mask ({seen.unknown or 'for other keys'})"
+
+
+def _added(position_bias: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A bias of positions, with the mask that goes with it."""
+    if bias is None:
+        return position_bias
+    if bias.dtype == torch.bool:
+        return position_bias.masked_fill(~bias, torch.finfo(position_bias.dtype).min)
+    return position_bias + bias
 
 
 def _causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What an entry of the wiring table is, and the two ways in which entries change a foreign object."""
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,16 @@ def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> Undo:
             delattr(owner, attribute)
         else:
             setattr(owner, attribute, raw)
+
+    return undo
+
+
+def all_of(undos: Sequence[Undo]) -> Undo:
+    """One that takes back all of `undos`, last first."""
+
+    def undo() -> None:
+        for one in reversed(undos):
+            one()
 
     return undo
 

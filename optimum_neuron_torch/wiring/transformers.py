@@ -1,10 +1,10 @@
 """Entries for Transformers: models that come to neuron, attention "nki", and pipelines that would stay on the CPU."""
 
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
-from .entries import Entry, Undo, put, replace
+from .entries import Entry, Undo, all_of, put, replace
 
 
 def _load_on_neuron(module: ModuleType) -> Undo:
@@ -63,6 +63,28 @@ def _register_mask(module: ModuleType) -> Undo:
     from ..nki.masks import nki_mask
 
     return put(module.AttentionMaskInterface._global_mapping, NAME, nki_mask)
+
+
+def _tell_masks(module: ModuleType) -> Undo:
+    from ..nki.masks import telling
+
+    kinds = {
+        "and_masks": "and",
+        "sliding_window_overlay": "window",
+        "sliding_window_bidirectional_overlay": "window on both sides",
+        "chunked_overlay": "chunk",
+    }
+    # Where one is called otherwise by now, its masks stay whole.
+    present = {name: kind for name, kind in kinds.items() if hasattr(module, name)}
+    return all_of([replace(module, name, partial(telling, kind)) for name, kind in present.items()])
+
+
+def _keep_marks_of_masks(module: ModuleType) -> Undo:
+    from ..nki.masks import keeping_marks
+
+    if not hasattr(module, "_preprocess_mask_arguments"):  # padding stays a mask of its own then
+        return lambda: None
+    return replace(module, "_preprocess_mask_arguments", keeping_marks)
 
 
 def _decide_on_host(module: ModuleType) -> Undo:
@@ -138,6 +160,18 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers.masking_utils",
         _register_mask,
         "none needed: AttentionMaskInterface is the public way (its mapping is set directly so that it can be undone)",
+    ),
+    Entry(
+        "transformers: mask functions say what they are",
+        "transformers.masking_utils",
+        _tell_masks,
+        "mask functions whose pieces and their sizes can be read, in place of closures",
+    ),
+    Entry(
+        "transformers: what is known of a padding mask stays known",
+        "transformers.masking_utils",
+        _keep_marks_of_masks,
+        "mask functions that get the caller's own 2-D mask beside the converted one",
     ),
     Entry(
         "transformers: assisted decoding decides on the host",
