@@ -141,15 +141,22 @@ def kernels_run() -> bool:
     return getattr(_kernels, "simulating", False) or _has_native_kernels()
 
 
+# Contexts that hold while kernels are simulated in some thread: what brings calls of foreign code to the kernels.
+around_simulation: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
+
+
 @contextlib.contextmanager
 def simulating(is_on: bool = True) -> Iterator[None]:
     """Within the block, and in this thread, NKI ops launch their kernels in the NKI simulator (or, off, do not)."""
     before = getattr(_kernels, "simulating", False)
-    _kernels.simulating = is_on
-    try:
-        yield
-    finally:
-        _kernels.simulating = before
+    with contextlib.ExitStack() as stack:
+        for context in around_simulation if is_on else ():
+            stack.enter_context(context())
+        _kernels.simulating = is_on
+        try:
+            yield
+        finally:
+            _kernels.simulating = before
 
 
 def kernels_as(nki: str) -> contextlib.AbstractContextManager[None]:

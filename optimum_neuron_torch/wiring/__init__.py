@@ -8,11 +8,12 @@ import sys
 
 import wrapt
 
-from . import accelerate, diffusers, safetensors, trainer, transformers
+from . import accelerate, diffusers, safetensors, torch, trainer, transformers
 from .entries import Entry
 
 
 ENTRIES: tuple[Entry, ...] = (
+    *torch.ENTRIES,
     *safetensors.ENTRIES,
     *transformers.ENTRIES,
     *trainer.ENTRIES,

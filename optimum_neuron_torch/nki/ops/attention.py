@@ -7,7 +7,6 @@ values.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ..launching import NAMESPACE, kernel_op, launch
 from ..masks import mask_of_ranges
@@ -21,6 +20,8 @@ MAX_DECODE_ROWS = 128
 MAX_DECODE_QUERIES = 8
 # Kernels take a bias below this for a key that is not seen.
 LEAST_BIAS = -1e30
+# PyTorch's own: the function of that name may be exchanged for one that comes here.
+STOCK_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -99,7 +100,7 @@ def attention_torch(
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
     is_grouped = query.shape[1] != key.shape[1]
-    output = F.scaled_dot_product_attention(
+    output = STOCK_ATTENTION(
         query, key, value, mask, scale=scale, enable_gqa=is_grouped, is_causal=is_causal and mask is None
     )
     return output.contiguous()  # a custom op's outputs must not depend on how the fused kernel lays them out
