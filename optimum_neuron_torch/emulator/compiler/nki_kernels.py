@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch._dynamo import exc
+from torch._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import proxy_args_kwargs
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder, wrap_fx_proxy
@@ -22,12 +24,11 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from optimum_neuron_torch.emulator.nki import torch_calls
+from optimum_neuron_torch.emulator.nki import operation, torch_calls
 from optimum_neuron_torch.emulator.nki.calls import with_tensors
 from optimum_neuron_torch.emulator.nki.dtypes import DType
 from optimum_neuron_torch.emulator.nki.errors import NkiError
 from optimum_neuron_torch.emulator.nki.kernel import Kernel, simulate
-from optimum_neuron_torch.emulator.nki.operation import OPERATOR
 from optimum_neuron_torch.emulator.nki.operators import Operator
 from optimum_neuron_torch.emulator.patches import Patch, PatchTable
 
@@ -47,6 +48,9 @@ class KernelVariable(VariableTracker):
 
     def as_python_constant(self) -> Kernel:
         return self.kernel
+
+    def is_python_constant(self) -> bool:
+        return False  # else `kernel[3]` is computed before anyone can say what is wrong with it
 
     def mp_subscript_impl(self, tx: Any, key: VariableTracker) -> VariableTracker:
         try:
@@ -75,7 +79,7 @@ class KernelVariable(VariableTracker):
             _break(self.kernel, error)
         tensors = [reading.tensors[id(tensor)] for tensor in prepared.tensors]
         operands, _ = proxy_args_kwargs(tensors, {})
-        made = tx.output.create_proxy("call_function", OPERATOR, (list(operands), prepared.call.text()), {})
+        made = tx.output.create_proxy("call_function", operation.OPERATOR, (list(operands), prepared.call.text()), {})
         results = wrap_fx_proxy(tx, made).items
         first = len(results) - len(prepared.call.written)
         for position, result in zip(prepared.call.written, results[first:], strict=True):
@@ -167,8 +171,10 @@ _TABLE = PatchTable(
 
 
 def install() -> None:
-    """Enter kernels in Dynamo's tables; a second call does nothing."""
+    """Enter kernels in Dynamo's tables, and have it leave alone what runs them; a second call does nothing."""
     _TABLE.install()
+    for code in (Kernel.__call__.__code__, operation.run.__code__):
+        set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
 
 def uninstall() -> None:

@@ -205,7 +205,8 @@ def register(function: Callable[..., Any]) -> tuple[str, str]:
         return known
     name = f"{function.__module__}:{function.__qualname__}"
     digest = source_digest(function)
-    if _imported(name) is not function or not digest:
+    is_another = _known.get((name, digest), function) is not function
+    if _imported(name) is not function or not digest or is_another:
         name = f"{name}#{_PROCESS}-{len(_known)}"
     _known[name, digest] = function  # kept, so that its id stays its own
     _names[id(function)] = name, digest

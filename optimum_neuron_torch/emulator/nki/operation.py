@@ -16,10 +16,11 @@ library.define("nki_kernel(Tensor[] tensors, str call) -> Tensor[]", tags=(torch
 OPERATOR = torch.ops.neuron.nki_kernel.default
 
 
-def _run(tensors: list[torch.Tensor], call: str) -> list[torch.Tensor]:
-    from .torch_calls import run
+def run(tensors: list[torch.Tensor], call: str) -> list[torch.Tensor]:
+    """The operation on the host; the device runs it there too."""
+    from . import torch_calls
 
-    return run(tensors, call)
+    return torch_calls.run(tensors, call)
 
 
 def _empty_results(tensors: list[torch.Tensor], call: str) -> list[torch.Tensor]:
@@ -38,6 +39,6 @@ def _refuse_gradient(ctx: Any, *gradients: Any) -> Any:
     refuse_gradient(ctx.call)
 
 
-library.impl("nki_kernel", _run, "CPU")
+library.impl("nki_kernel", run, "CPU")
 torch.library.register_fake(NAME, _empty_results, lib=library)
 torch.library.register_autograd(NAME, _refuse_gradient, setup_context=_keep_call, lib=library)

@@ -30,14 +30,14 @@ def source_digest(function: Callable[..., Any]) -> str:
     except TypeError:  # written in C
         return ""
     if file.is_file():
-        return _digest_of(file.resolve())
+        return _digest_of(file.resolve(), file.stat().st_mtime_ns)
     code = getattr(function, "__code__", None)
     return "" if code is None else hashlib.sha256(marshal.dumps(code)).hexdigest()[:_DIGEST_LENGTH]
 
 
 @cache
-def _digest_of(file: Path) -> str:
-    """Cached: a module that was imported does not change with its file."""
+def _digest_of(file: Path, _modified: int) -> str:
+    """Cached until the file itself changes, and its module may be loaded again."""
     top = _folder_of_packages(file)
     digest = hashlib.sha256()
     for path in sorted(_reached(file, top)):
