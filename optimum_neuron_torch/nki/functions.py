@@ -7,6 +7,7 @@ V vocabulary, W width.
 import torch
 
 from .ops import rms_norm as rms_norm_ops
+from .ops import swiglu as swiglu_ops
 
 
 def rms_norm(
@@ -55,6 +56,27 @@ def add_rms_norm(
     _check_width(x, weight=weight)
     scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
     return rms_norm_ops.add_rms_norm(x, residual, weight, float(eps), float(offset), scales_in_float32)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu") -> torch.Tensor:
+    """`act(gate) * up`: what a gated MLP does between its projections. The activation is rounded to the dtype of gate.
+
+    Args:
+        gate, up: of shapes that broadcast, floating point.
+        activation: "silu", "gelu" (by the error function) or "gelu_tanh".
+
+    Raises ValueError for shapes that do not fit together, and for another activation.
+    """
+    if activation not in swiglu_ops.ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(swiglu_ops.ACTIVATIONS)}")
+    _check_floating(gate=gate, up=up)
+    if not _broadcast(gate.shape, up.shape):
+        raise ValueError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} do not broadcast")
+    return swiglu_ops.swiglu(gate, up, activation)
+
+
+def _broadcast(one: torch.Size, other: torch.Size) -> bool:
+    return all(a == b or 1 in (a, b) for a, b in zip(reversed(one), reversed(other), strict=False))
 
 
 def _check_width(x: torch.Tensor, **vectors: torch.Tensor | None) -> None:

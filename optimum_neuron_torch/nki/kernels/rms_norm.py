@@ -13,7 +13,21 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .rows import Rows, SumOverRows, in_stages, loaded, on_all_partitions, repeated, row_bytes, sections, tiles
+from .rows import (
+    PSUM_BLOCK,
+    Rows,
+    SumOverRows,
+    blocks,
+    in_stages,
+    loaded,
+    on_all_partitions,
+    reciprocal_roots,
+    repeated_like,
+    row_bytes,
+    sections,
+    sums_of_rows,
+    tiles,
+)
 
 
 @nki.jit
@@ -108,17 +122,16 @@ def rms_norm_backward_kernel(
         return rows, loaded(grad_TW, rows), loaded(x_TW, rows)
 
     def measure(state):
-        rows, grad_PRW, x_PRW = state
-        return *state, norm.reciprocal_rms(x_PRW)
+        return *state, norm.reciprocal_rms(state[-1])
 
     def project(state):
-        return *state, norm.projection(*state, sums)
+        return *state, norm.projection(*state[1:], sums)
 
     def store(state):
         rows = state[0]
         further_PRW = None if grad_sum_TW is None else loaded(grad_sum_TW, rows)
         for columns in sections(width):
-            result_PRC = norm.gradient(*state, columns)
+            result_PRC = norm.gradient(*state[1:], columns)
             if further_PRW is not None:
                 further_PRC = further_PRW[:, :, columns]
                 nisa.tensor_tensor(dst=result_PRC, data1=result_PRC, data2=further_PRC, op=nl.add)
@@ -155,42 +168,32 @@ class _Norm:
 
     def reciprocal_rms(self, x_PRW: Any) -> Any:
         """(P, R) float32: rsqrt(mean(x^2) + eps) of each row."""
-        partitions, each, width = x_PRW.shape
-        sums_PR = nl.ndarray((partitions, each), dtype=nl.float32)
-        parts = sections(width)
-        for row in range(each):
-            for columns in parts:
-                data = x_PRW[:, row, columns]
-                nisa.activation(
-                    # Nobody reads the squares; float32, as float16 would overflow.
-                    dst=nl.ndarray(data.shape, dtype=nl.float32),
-                    op=nl.square,
-                    data=data,
-                    reduce_op=nl.add,
-                    reduce_cmd=nisa.reduce_cmd.reset_reduce if columns is parts[0] else nisa.reduce_cmd.reduce,
-                    reduce_res=sums_PR[:, row : row + 1] if columns is parts[-1] else None,
-                )
-        reciprocal_PR = nl.ndarray((partitions, each), dtype=nl.float32)
-        nisa.activation(dst=reciprocal_PR, op=nl.rsqrt, data=sums_PR, scale=1.0 / width, bias=self.eps)
-        return reciprocal_PR
+        return reciprocal_roots(sums_of_rows(x_PRW, nl.square), x_PRW.shape[2], self.eps)
 
     def store(self, output_TW: Any, rows: Rows, x_PRW: Any, reciprocal_PR: Any) -> None:
         """Scale a tile of rows, and write it to `output_TW`."""
         output_PRW = nl.ndarray(x_PRW.shape, dtype=output_TW.dtype)
-        for columns in sections(x_PRW.shape[2]):
-            x_PRC, output_PRC = x_PRW[:, :, columns], output_PRW[:, :, columns]
-            if self.scale_P1W is None:
-                _multiply_rows(output_PRC, x_PRC, reciprocal_PR)
-                continue
-            scale_PRC = repeated(self.scale_P1W, rows, columns)
-            if self.scales_in_float32:
-                _multiply_rows(output_PRC, x_PRC, reciprocal_PR, nl.multiply, scale_PRC)
-            else:
-                _multiply_rows(output_PRC, x_PRC, reciprocal_PR)
-                nisa.tensor_tensor(dst=output_PRC, data1=output_PRC, data2=scale_PRC, op=nl.multiply)
+        scale = self._store_in_float32 if self.scales_in_float32 and self.scale_P1W is not None else self._store
+        scale(output_PRW, x_PRW, reciprocal_PR)
         nisa.dma_copy(dst=rows.of(output_TW), src=output_PRW)
 
-    def projection(self, rows: Rows, grad_PRW, x_PRW, reciprocal_PR, sums: SumOverRows | None) -> Any:
+    def _store(self, output_PRW: Any, x_PRW: Any, reciprocal_PR: Any) -> None:
+        for columns in sections(x_PRW.shape[2]):
+            output_PRC = output_PRW[:, :, columns]
+            _multiply_rows(output_PRC, x_PRW[:, :, columns], reciprocal_PR)
+            if self.scale_P1W is not None:
+                _multiply(output_PRC, output_PRC, repeated_like(self.scale_P1W, x_PRW, columns), nisa.engine.vector)
+
+    def _store_in_float32(self, output_PRW: Any, x_PRW: Any, reciprocal_PR: Any) -> None:
+        _, each, width = x_PRW.shape
+        for rows, columns in blocks(each, width, PSUM_BLOCK):
+            x_PRC = x_PRW[:, rows, columns]
+            normal_PRC = nl.ndarray(x_PRC.shape, dtype=nl.float32, buffer=nl.psum)
+            _scale_rows(normal_PRC, x_PRC, reciprocal_PR[:, rows])
+            scale_PRC = repeated_like(self.scale_P1W, x_PRC, columns)
+            _multiply(output_PRW[:, rows, columns], normal_PRC, scale_PRC, nisa.engine.vector)
+
+    def projection(self, grad_PRW, x_PRW, reciprocal_PR, sums: SumOverRows | None) -> Any:
         """(P, R) float32: minus the mean of normalised x times its gradient. The weight's gradient is added to `sums`.
 
         GpSimd takes a part of the products from the Vector Engine, which is what has most to do.
@@ -206,7 +209,7 @@ class _Norm:
                 sums.add(product_PRC, columns)
             if self.scale_P1W is not None:
                 engine = nisa.engine.gpsimd if self.scales_in_float32 else nisa.engine.vector
-                _multiply(normal_PRC, product_PRC, repeated(self.scale_P1W, rows, columns), engine)
+                _multiply(normal_PRC, product_PRC, repeated_like(self.scale_P1W, x_PRW, columns), engine)
                 product_PRC = normal_PRC
             for row in range(each):
                 nisa.activation(
@@ -222,19 +225,17 @@ class _Norm:
         nisa.tensor_scalar(dst=projection_PR, data=projection_PR, op0=nl.multiply, operand0=-1.0 / width)
         return projection_PR
 
-    def gradient(self, rows: Rows, grad_PRW, x_PRW, reciprocal_PR, projection_PR, columns: slice) -> Any:
+    def gradient(self, grad_PRW, x_PRW, reciprocal_PR, projection_PR, columns: slice) -> Any:
         """(P, R, C) in the dtype of x: (grad * scale + normalised x * projection) / rms."""
         scaled_PRC = grad_PRW[:, :, columns]
         if self.scale_P1W is not None:
             grad_PRC, scaled_PRC = scaled_PRC, nl.ndarray(scaled_PRC.shape, dtype=self.inner)
-            _multiply(scaled_PRC, grad_PRC, repeated(self.scale_P1W, rows, columns), nisa.engine.gpsimd)
+            _multiply(scaled_PRC, grad_PRC, repeated_like(self.scale_P1W, x_PRW, columns), nisa.engine.gpsimd)
         normal_PRC = nl.ndarray(scaled_PRC.shape, dtype=self.inner)
         _multiply_rows(normal_PRC, x_PRW[:, :, columns], reciprocal_PR)
         _multiply_rows(normal_PRC, normal_PRC, projection_PR, nl.add, scaled_PRC)
         result_PRC = nl.ndarray(scaled_PRC.shape, dtype=x_PRW.dtype)
-        for row in range(rows.each):
-            reciprocal = reciprocal_PR[:, row : row + 1]
-            nisa.activation(dst=result_PRC[:, row], op=nl.copy, data=normal_PRC[:, row], scale=reciprocal)
+        _scale_rows(result_PRC, normal_PRC, reciprocal_PR)
         return result_PRC
 
 
@@ -242,8 +243,16 @@ def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:
     nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=engine)
 
 
+def _scale_rows(dst_PRC: Any, data_PRC: Any, factor_PR: Any) -> None:
+    """Each row times a number, by the Scalar Engine."""
+    for row in range(data_PRC.shape[1]):
+        factor = factor_PR[:, row : row + 1]
+        nisa.activation(dst=dst_PRC[:, row], op=nl.copy, data=data_PRC[:, row], scale=factor)
+
+
 def _multiply_rows(dst_PRC: Any, data_PRC: Any, factor_PR: Any, op: Any = None, other_PRC: Any = None) -> None:
-    """Each row times a number, and then, with `op`, what that makes of it and of another tile."""
+    """Each row times a number, and then, with `op`, what that makes of it and of another tile; by the Vector
+    Engine."""
     for row in range(data_PRC.shape[1]):
         operands = {"dst": dst_PRC[:, row], "data": data_PRC[:, row]}
         factor = {"op0": nl.multiply, "operand0": factor_PR[:, row : row + 1]}

@@ -18,6 +18,9 @@ PARTITIONS = 128
 SECTION = 2048
 # Elements per partition that one DMA brings: rows that are shorter share one, as each transfer costs about 600 ns.
 TILE = 4096
+# Float32 elements per partition of what one engine hands another through PSUM, a quarter of it. The Vector Engine
+# reads two tiles of float32 at once where one of them is there, and else one after the other.
+PSUM_BLOCK = 1024
 # Of a partition, for tiles that are in different stages.
 STAGED_BYTES = 112 * 1024
 # Float32 sums in one bank of PSUM.
@@ -103,9 +106,46 @@ def on_all_partitions(vector_W: Any) -> Any:
     return tile
 
 
-def repeated(vector_P1W: Any, rows: Rows, columns: slice) -> Any:
+def repeated_like(vector_P1W: Any, tile_PRC: Any, columns: slice) -> Any:
     """(P, R, C): columns of a vector on all partitions, as often as a tile has rows."""
-    return vector_P1W[: rows.partitions, :, columns].broadcast(1, rows.each)
+    partitions, each, _ = tile_PRC.shape
+    return vector_P1W[:partitions, :, columns].broadcast(1, each)
+
+
+def sums_of_rows(x_PRW: Any, op: Any, bias_PR: Any = None) -> Any:
+    """(P, R) float32: the sum of `op` of each row, to which a number was added; by the Scalar Engine."""
+    partitions, each, width = x_PRW.shape
+    sums_PR = nl.ndarray((partitions, each), dtype=nl.float32)
+    parts = sections(width)
+    for row in range(each):
+        for columns in parts:
+            data = x_PRW[:, row, columns]
+            nisa.activation(
+                # Nobody reads what is summed; float32, as float16 would overflow.
+                dst=nl.ndarray(data.shape, dtype=nl.float32),
+                op=op,
+                data=data,
+                bias=None if bias_PR is None else bias_PR[:, row : row + 1],
+                reduce_op=nl.add,
+                reduce_cmd=nisa.reduce_cmd.reset_reduce if columns is parts[0] else nisa.reduce_cmd.reduce,
+                reduce_res=sums_PR[:, row : row + 1] if columns is parts[-1] else None,
+            )
+    return sums_PR
+
+
+def reciprocal_roots(sums_PR: Any, width: int, eps: float) -> Any:
+    """(P, R) float32: rsqrt(sum / width + eps)."""
+    reciprocal_PR = nl.ndarray(sums_PR.shape, dtype=nl.float32)
+    nisa.activation(dst=reciprocal_PR, op=nl.rsqrt, data=sums_PR, scale=1.0 / width, bias=float(eps))
+    return reciprocal_PR
+
+
+def blocks(each: int, width: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of a tile's rows and columns, of up to `size` elements per partition together."""
+    rows = max(1, size // width)
+    for start in range(0, each, rows):
+        for columns in sections(width, size):
+            yield slice(start, min(start + rows, each)), columns
 
 
 class SumOverRows:

@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from optimum_neuron_torch.emulator.nki.chips import targeting
-
 from .reference import relative_error
+from .running import MACHINES, TOLERANCES, made, run
 
 
-# Of the largest magnitude: results of 16 bits are rounded, and so are normalised rows before they are scaled.
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 EPS = 1e-5
 
 # Rows and width: one row, rows that share a partition with ends that do not, several tiles, several sections.
@@ -23,19 +20,10 @@ CASES = {
 }
 
 
-def made(shape, dtype, count=1):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return [(torch.randn(shape, generator=generator) * 2).to(dtype) for _ in range(count)]
-
-
-def run(kernel, *tensors, target="trn2", cores=1, **options):
-    import nki
+def kernel(name):
     from optimum_neuron_torch.nki.kernels import rms_norm
 
-    with targeting(target), nki.simulation() as reports:
-        results = getattr(rms_norm, kernel)[cores](*tensors, **options)
-    assert not reports[0].unwritten and not reports[0].overwritten
-    return results if isinstance(results, tuple) else (results,)
+    return getattr(rms_norm, name)
 
 
 def definition(x, weight, offset=0.0, **_):
@@ -53,10 +41,9 @@ def arguments(shape, dtype, case):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("case", CASES)
 def test_forward(case, dtype):
-    for index, shape in enumerate(SHAPES):
+    for shape, machine in zip(SHAPES, MACHINES, strict=True):
         x, weight, options = arguments(shape, dtype, case)
-        machine = {"target": ("trn2", "trn3")[index % 2], "cores": 1 + index // 2}
-        (output,) = run("rms_norm_kernel", x, weight, EPS, **options, **machine)
+        (output,) = run(kernel("rms_norm_kernel"), x, weight, EPS, machine=machine, **options)
         expected = definition(x.double(), None if weight is None else weight.double(), **options)
         assert output.dtype == dtype and relative_error(output, expected) <= TOLERANCES[dtype]
 
@@ -64,7 +51,7 @@ def test_forward(case, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("case", CASES)
 def test_backward(case, dtype):
-    for index, shape in enumerate(SHAPES):
+    for index, (shape, machine) in enumerate(zip(SHAPES, MACHINES, strict=True)):
         x, weight, options = arguments(shape, dtype, case)
         grad, grad_sum = made(shape, dtype, 3)[1:]
         inputs = [x.double().requires_grad_(), None if weight is None else weight.double().requires_grad_()]
@@ -72,8 +59,7 @@ def test_backward(case, dtype):
         expected = [tensor.grad for tensor in inputs if tensor is not None]
         if index % 2:
             options["grad_sum_TW"], expected[0] = grad_sum, expected[0] + grad_sum.double()
-        machine = {"target": ("trn2", "trn3")[index % 2], "cores": 1 + (index + 1) // 2 % 2}
-        results = run("rms_norm_backward_kernel", grad, x, weight, EPS, **options, **machine)
+        results = run(kernel("rms_norm_backward_kernel"), grad, x, weight, EPS, machine=machine, **options)
         assert [result.dtype for result in results] == [dtype, torch.float32][: len(expected)]
         for result, each in zip(results, expected, strict=True):
             assert relative_error(result, each) <= 2 * TOLERANCES[dtype]
@@ -81,21 +67,21 @@ def test_backward(case, dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_with_a_residual(dtype):
-    for shape in SHAPES:
+    for shape, machine in zip(SHAPES, MACHINES, strict=True):
         x, weight, _ = arguments(shape, dtype, "plain")
         residual = made(shape, dtype, 2)[1]
-        output, added = run("add_rms_norm_kernel", x, residual, weight, EPS, cores=2)
+        output, added = run(kernel("add_rms_norm_kernel"), x, residual, weight, EPS, machine=machine)
         torch.testing.assert_close(added, x + residual, rtol=0, atol=0)
         expected = definition(added.double(), weight.double())
         assert relative_error(output, expected) <= TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("kernel, count", [("rms_norm_kernel", 1), ("add_rms_norm_kernel", 2)])
-def test_the_widest_rows(kernel, count):
+@pytest.mark.parametrize("name, count", [("rms_norm_kernel", 1), ("add_rms_norm_kernel", 2)])
+def test_the_widest_rows(name, count):
     for dtype, width in ((torch.bfloat16, 16384), (torch.float32, 8192)):
         tensors = made((130, width), dtype, count)
         weight = made((width,), torch.float32)[0]
-        output = run(kernel, *tensors, weight, EPS, 1.0, True)[0]
+        output = run(kernel(name), *tensors, weight, EPS, 1.0, True)[0]
         expected = definition(sum(tensors).double(), weight.double(), 1.0)
         assert relative_error(output, expected) <= TOLERANCES[dtype]
-        run("rms_norm_backward_kernel", *made((130, width), dtype, 2), weight, EPS, 1.0, True, tensors[0])
+        run(kernel("rms_norm_backward_kernel"), *made((130, width), dtype, 2), weight, EPS, 1.0, True, tensors[0])

@@ -1,0 +1,115 @@
+"""Gated linear units between their projections, act(gate) * up: as Transformers' MLPs compute it, in torch, and by
+kernels.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..launching import NAMESPACE, kernel_op, launch
+from ..modes import kernels_run
+from .rows import as_rows, refusal_of_rows
+
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    """As `optimum_neuron_torch.nki.swiglu`, by a kernel where one runs and can take the call."""
+    takes_kernel = kernels_run() and refusal(gate, up) is None
+    return (swiglu_kernel if takes_kernel else swiglu_torch)(gate, up, activation)
+
+
+def refusal(gate: torch.Tensor, up: torch.Tensor) -> str | None:
+    """Why the kernels cannot take a call, or None."""
+    if gate.shape != up.shape or gate.dim() == 0:
+        return f"shapes {tuple(gate.shape)} and {tuple(up.shape)}"
+    return refusal_of_rows(gate, up)
+
+
+# ---- computed with torch --------------------------------------------------------------------------------------------
+
+
+def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation == "silu":
+        return F.silu(gate)
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def _gate_gradient(grad: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(grad, gate)
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    return torch.ops.aten.gelu_backward(grad, gate, approximate=approximate)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::swiglu", mutates_args=())
+def swiglu_torch(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """`act(gate) * up`, the activation rounded to the dtype of `gate`."""
+    return (_activated(gate, activation) * up).contiguous()
+
+
+def _empty_output(gate, up, activation):
+    return (gate * up).contiguous()
+
+
+swiglu_torch.register_fake(_empty_output)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::swiglu_backward", mutates_args=())
+def swiglu_backward_torch(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of `gate` and `up`."""
+    grad_activated = (grad * up).sum_to_size(gate.shape).to(gate.dtype)
+    grad_up = (grad * _activated(gate, activation)).sum_to_size(up.shape).to(up.dtype)
+    return _gate_gradient(grad_activated.contiguous(), gate.contiguous(), activation), grad_up.contiguous()
+
+
+def _empty_gradients(grad, gate, up, activation):
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (gate, up))
+
+
+swiglu_backward_torch.register_fake(_empty_gradients)
+
+
+# ---- computed by kernels --------------------------------------------------------------------------------------------
+
+
+@kernel_op("swiglu_kernel", _empty_output)
+def swiglu_kernel(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """`swiglu_torch` by a kernel."""
+    from ..kernels.swiglu import swiglu_kernel as kernel
+
+    return launch(kernel, as_rows(gate), as_rows(up), activation).view(gate.shape)
+
+
+@kernel_op("swiglu_backward_kernel", _empty_gradients)
+def swiglu_backward_kernel(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`swiglu_backward_torch` by a kernel."""
+    from ..kernels.swiglu import swiglu_backward_kernel as kernel
+
+    grad_gate, grad_up = launch(kernel, as_rows(grad), as_rows(gate), as_rows(up), activation)
+    return grad_gate.view(gate.shape), grad_up.view(up.shape)
+
+
+# ---- gradients of both ----------------------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    gate, up, ctx.activation = inputs
+    ctx.save_for_backward(gate, up)
+
+
+def _gradients_by(backward: Any) -> Any:
+    def gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+        return *backward(grad.contiguous(), *ctx.saved_tensors, ctx.activation), None
+
+    return gradients
+
+
+swiglu_torch.register_autograd(_gradients_by(swiglu_backward_torch), setup_context=_save)
+swiglu_kernel.register_autograd(_gradients_by(swiglu_backward_kernel), setup_context=_save)
