@@ -1,0 +1,657 @@
+"""Attention of a few new tokens over a long cache, which is read once, as it lies in memory.
+
+Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D head size of q and k, E head size of v.
+R are the H / G * Q rows of queries that share a key head, W those of several key heads, up to 128. On the chip the
+partition comes first: a block of keys is (P, T), with key p * T + t of it on partition p, so that a partition reads
+T keys that lie together in HBM; a chunk is the P keys of one t.
+
+What takes the time is reading keys and values, so everything else is laid out to stay below it:
+
+    Tensor Engine   transposes chunks of keys; with them as the stationary operand, scores have the keys on the
+                    partitions: softmax is then spread over 128 partitions, whatever the number of rows, and its
+                    weights need no transpose to be multiplied with the values
+    Vector Engine   copies transposed keys from PSUM, masks, finds the maxima, joins blocks
+    Scalar Engine   the exponential, and part of the copies
+
+A maximum over the keys crosses partitions: the Tensor Engine transposes the maxima of the partitions, and back. Sums
+cross them as a product with ones.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+PARTITIONS = 128
+BANK_BYTES = 2048  # of PSUM; a product on NeuronCore-v3 stays inside one
+BANK = 512  # float32 numbers in it
+HEAD_MAX = 256
+PIECE_BYTES = 8192  # of one head that a partition reads in one piece: the larger, the less DMA's cost of each piece
+BLOCK_BYTES = 16384  # keys and values of a block, per partition: 2 MiB, some thousand times what starting DMA takes
+
+UNSEEN = 1.7e38  # taken off the logits of keys that are not seen; twice that is still finite
+FLOOR = 1e30  # no maximum is below -FLOOR, so that the exponential of an unseen logit is 0 in rows that see no key
+SMALLEST = 1e-18  # instead of a sum of 0; no other is below 1
+
+
+@nki.jit
+def decode_attention_kernel(
+    query_BHQD,
+    key_BGKD,
+    value_BGKE,
+    ranges_BQ2=None,
+    mask_BHQK=None,
+    bias_BHQK=None,
+    sinks_H=None,
+    scale=1.0,
+    softcap=None,
+):
+    """Attention of few queries over many keys: `output_BHQE`, in the query's dtype.
+
+    Args:
+        query_BHQD, key_BGKD, value_BGKE: float32, bfloat16 or float16, all the same; H is a multiple of G, H / G * Q is
+            128 at most, D and E are 256 at most. Products are in this dtype with sums in float32, the softmax is in
+            float32.
+        ranges_BQ2: int32, the keys [start, end) that each query sees; batch 1 or B.
+        mask_BHQK: uint8, not 0 where a query sees a key; batch 1 or B, heads 1 or H.
+        bias_BHQK: a float dtype, added to the scaled and capped scores; batch 1 or B, heads 1 or H. Finite; what is
+            below -1e30 counts as a key that is not seen.
+        sinks_H: float32, one logit per head that takes part in the softmax and has no value.
+        scale: of the scores. softcap: scores become softcap * tanh(scores / softcap).
+
+    A key is seen that both range and mask let through. A row that sees none gives 0. Runs on NeuronCore-v3 and later,
+    on one core or two: these share the key heads, or where their number is odd, the keys.
+    """
+    call = _Call.of(query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap)
+    late: deque[_Step] = deque()
+    for step in _steps(call):
+        late.append(step)
+        _advance(call, late, step)
+    while late:
+        _advance(call, late, None)
+    return call.output_BHQE
+
+
+def _advance(call: "_Call", late: deque["_Step"], step: "_Step | None") -> None:
+    """One turn of three steps at once: scores of the newest, weights of the one before, results of the oldest.
+
+    Each engine works in the order of the program; so while one step waits for another engine, the others go on.
+    """
+    oldest = late[0] if len(late) == 3 or step is None else None
+    before = late[-2] if step is not None and len(late) > 1 else None
+    if step is None:  # the last two turns
+        before = late[1] if len(late) == 2 else None
+    if before is not None and before.weights_PTW is None:
+        _gather_maxima(before)
+    if step is not None:
+        _transpose_keys(call, step)
+    if before is not None and before.weights_PTW is None:
+        _weigh(call, before)
+    if step is not None:
+        _score(call, step)
+    if oldest is not None:
+        if oldest.weights_PTW is None:
+            _gather_maxima(oldest)
+            _weigh(call, oldest)
+        _join(call, oldest)
+        late.popleft()
+        if oldest.is_last:
+            _finish(call, oldest.unit)
+
+
+# What is asked for
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments, the result, and what all steps share.
+
+    `factor` is what logits are multiplied with on their way into the exponential: the scale of what the Tensor Engine
+    gives, softcap after its tanh, 1 where an instruction before has scaled already.
+    """
+
+    query_BHQD: Any
+    key_BGKD: Any
+    value_BGKE: Any
+    ranges_BQ2: Any
+    mask_BHQK: Any
+    bias_BHQK: Any
+    sinks_H: Any
+    scale: float
+    softcap: float | None
+    output_BHQE: Any
+    ones_PP: Any
+    positions: dict[int, Any] = field(default_factory=dict)  # by T: (P, T), the number of a key in its block
+
+    @classmethod
+    def of(cls, query, key, value, ranges, mask, bias, sinks, scale, softcap) -> "_Call":
+        _check(query, key, value)
+        output = nl.ndarray((*query.shape[:3], value.shape[3]), dtype=query.dtype, buffer=nl.shared_hbm)
+        ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32)
+        nisa.memset(dst=ones, value=1.0)
+        return cls(query, key, value, ranges, mask, bias, sinks, scale, softcap, output, ones)
+
+    @property
+    def is_masked(self) -> bool:
+        return not (self.ranges_BQ2 is None and self.mask_BHQK is None and self.bias_BHQK is None)
+
+    @property
+    def multiplier(self) -> float:
+        """From what the Tensor Engine, or softcap's tanh, gives to scaled scores."""
+        return self.scale if self.softcap is None else self.softcap
+
+    @property
+    def factor(self) -> float:
+        return 1.0 if self.is_masked or self.multiplier <= 0 else self.multiplier
+
+    @property
+    def queries(self) -> int:
+        return self.query_BHQD.shape[2]
+
+    @property
+    def rows(self) -> int:
+        """R, of a key head."""
+        return self.query_BHQD.shape[1] // self.key_BGKD.shape[1] * self.queries
+
+    @property
+    def depth_parts(self) -> list[tuple[int, int]]:
+        return _pieces(0, self.key_BGKD.shape[3], PARTITIONS)
+
+    @property
+    def width_parts(self) -> list[tuple[int, int]]:
+        return _pieces(0, self.value_BGKE.shape[3], PARTITIONS)
+
+    @property
+    def pack(self) -> int:
+        """Chunks that are transposed together: D of each on its own quadrants of the partitions."""
+        depth = self.key_BGKD.shape[3]
+        return PARTITIONS // depth if depth in (32, 64) else 1
+
+
+def _check(query, key, value) -> None:
+    (batch, heads, queries, depth), (_, groups, _, _) = query.shape, key.shape
+    if key.shape[0] != batch or heads % groups or key.shape[3] != depth or tuple(value.shape[:3]) != key.shape[:3]:
+        raise ValueError(
+            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit together: "
+            "they are (B, H, Q, D), (B, G, K, D) and (B, G, K, E), with H a multiple of G"
+        )
+    if max(depth, value.shape[3]) > HEAD_MAX:
+        raise ValueError(f"head sizes {depth} and {value.shape[3]}: up to {HEAD_MAX} are possible")
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"query, key and value are of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
+    if heads // groups * queries > PARTITIONS:
+        raise ValueError(
+            f"{queries} queries of {heads // groups} heads for each key head: up to {PARTITIONS} rows are possible; "
+            "flash_attention_kernel takes more"
+        )
+
+
+# Steps
+
+
+@dataclass
+class _Unit:
+    """Rows of one batch row and some of its key heads, W of them, and what is known of them after the steps so far.
+
+    `state` has the same maximum and sum on each partition, and the weighted values with E on the partitions:
+    (P, 2 + parts of E, W). The maximum is that of logits before `factor`.
+    """
+
+    batch: int
+    first_head: int  # key heads [first, last)
+    last_head: int
+    queries_DW: list[Any]
+    state: Any
+    ranges_PQ2: Any
+
+    @property
+    def maximum_PW(self) -> Any:
+        return self.state[:, 0, :]
+
+
+@dataclass
+class _Block:
+    """Keys and values of some key heads of a unit in SBUF: N of them, (P, N, T, D)."""
+
+    unit: _Unit
+    first_head: int
+    last_head: int
+    start: int
+    keys_PNTD: Any
+    values_PNTE: Any
+    added_PTW: Any  # what is added to logits; W, or Q if it is the same for all heads
+
+    @property
+    def partitions(self) -> int:
+        return self.keys_PNTD.shape[0]
+
+    @property
+    def chunks(self) -> int:
+        return self.keys_PNTD.shape[2]
+
+
+@dataclass
+class _Step:
+    """Chunks [first, last) of a block, as many as have room for their scores in a bank, and what engines hand on."""
+
+    unit: _Unit
+    block: _Block
+    first: int
+    last: int
+    columns: tuple[int, int]  # of the unit's rows
+    is_last: bool
+    transposed: dict[tuple[int, int, int], Any] = field(default_factory=dict)  # by head, chunk, part of D
+    logits_PTW: Any = None
+    maxima_PW: Any = None
+    highest_W1: Any = None
+    decay_PW: Any = None  # what earlier results shrink by
+    weights_PTW: Any = None
+    sums_PW: Any = None
+
+
+def _pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    return [(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+def _ceil(size: int, unit: int) -> int:
+    return -(-size // unit)
+
+
+def _itemsize(tensor: Any) -> int:
+    return 4 if tensor.dtype == nl.float32 else 2
+
+
+def _steps(call: _Call) -> Iterator[_Step]:
+    """The work of this core, in its order. What a step reads is loaded when it is reached, which DMA does early."""
+    for batch, first, last in _heads_of_core(call):
+        unit = _load_unit(call, batch, first, last)
+        places = _places(call, unit)
+        for index, place in enumerate(places):
+            block = _load_block(call, unit, *place)
+            heads = block.last_head - block.first_head
+            chunks = max(1, BANK // (heads * call.rows) // call.pack * call.pack)
+            column = (block.first_head - unit.first_head) * call.rows
+            for begin, end in _pieces(0, block.chunks, chunks):
+                is_last = index == len(places) - 1 and end == block.chunks
+                yield _Step(unit, block, begin, end, (column, column + heads * call.rows), is_last)
+
+
+def _heads_of_core(call: _Call) -> list[tuple[int, int, int]]:
+    """(batch row, first, last) of the key heads that this core computes, up to 128 rows of queries at once."""
+    batch, groups = call.key_BGKD.shape[:2]
+    cores, core = nl.num_programs(0), nl.program_id(0)
+    first, last = batch * groups * core // cores, batch * groups * (core + 1) // cores
+    together = PARTITIONS // call.rows
+    return [
+        (row, *heads)
+        for row in range(batch)
+        for heads in _pieces(max(first - row * groups, 0), min(last - row * groups, groups), together)
+    ]
+
+
+def _places(call: _Call, unit: _Unit) -> list[tuple[int, int, int, int, int]]:
+    """(first head, last head, first key, P, T) of the blocks of a unit."""
+    keys = call.key_BGKD.shape[2]
+    itemsize, depth, width = _itemsize(call.key_BGKD), call.key_BGKD.shape[3], call.value_BGKE.shape[3]
+    whole, rest = divmod(keys, PARTITIONS)
+    most = max(1, PIECE_BYTES // (max(depth, width) * itemsize))
+    count = _ceil(whole, most)
+    parts = [(first * PARTITIONS, PARTITIONS, last - first) for first, last in _even_pieces(whole, count)]
+    if rest:
+        parts.append((whole * PARTITIONS, rest, 1))
+    places = []
+    for start, partitions, chunks in parts:
+        heads = max(1, BLOCK_BYTES // (chunks * (depth + width) * itemsize))
+        heads = min(heads, max(1, BANK // call.rows))
+        for first, last in _pieces(unit.first_head, unit.last_head, heads):
+            places.append((first, last, start, partitions, chunks))
+    return places
+
+
+def _even_pieces(size: int, count: int) -> list[tuple[int, int]]:
+    """Pieces of about the same size: a small one would cost as many instructions as a large one."""
+    return _pieces(0, size, _ceil(size, count)) if size else []
+
+
+# Loading
+
+
+def _load_unit(call: _Call, batch: int, first: int, last: int) -> _Unit:
+    width = (last - first) * call.rows
+    state = nl.ndarray((PARTITIONS, 2 + len(call.width_parts), width), dtype=nl.float32)
+    nisa.memset(dst=state, value=0.0, engine=nisa.engine.gpsimd)
+    ranges_PQ2 = None
+    if call.ranges_BQ2 is not None:
+        ranges_PQ2 = nl.ndarray((PARTITIONS, call.queries, 2), dtype=nl.float32)
+        source = call.ranges_BQ2[_broadcast(call.ranges_BQ2, 0, batch)]
+        nisa.dma_copy(dst=ranges_PQ2, src=source.expand_dim(0).broadcast(0, PARTITIONS))
+    unit = _Unit(batch, first, last, _load_queries(call, batch, first, last), state, ranges_PQ2)
+    _start(call, unit)
+    return unit
+
+
+def _start(call: _Call, unit: _Unit) -> None:
+    """A sink is a key before all others, with a weight of 1 and no value."""
+    if call.sinks_H is None:
+        nisa.memset(dst=unit.maximum_PW, value=-FLOOR, engine=nisa.engine.gpsimd)
+        return
+    first, last = _query_heads(call, unit.first_head, unit.last_head)
+    sinks_PH = nl.ndarray((PARTITIONS, last - first), dtype=nl.float32)
+    nisa.dma_copy(dst=sinks_PH, src=call.sinks_H[first:last].expand_dim(0).broadcast(0, PARTITIONS))
+    nisa.tensor_scalar(
+        dst=unit.maximum_PW.reshape_dim(1, (last - first, call.queries)),
+        data=sinks_PH.expand_dim(2).broadcast(2, call.queries),
+        op0=nl.multiply,
+        operand0=1 / call.factor,
+    )
+    nisa.memset(dst=unit.state[:, 1, :], value=1.0, engine=nisa.engine.gpsimd)
+
+
+def _query_heads(call: _Call, first: int, last: int) -> tuple[int, int]:
+    """Of key heads [first, last)."""
+    repeats = call.query_BHQD.shape[1] // call.key_BGKD.shape[1]
+    return first * repeats, last * repeats
+
+
+def _load_queries(call: _Call, batch: int, first: int, last: int) -> list[Any]:
+    """Queries with D on the partitions, in parts of up to 128; as many times as chunks are packed."""
+    first, last = _query_heads(call, first, last)
+    source_WD = call.query_BHQD[batch, first:last].flatten_dims(0, 1)
+    width, depth = source_WD.shape
+    loaded_WND = nl.ndarray((width, call.pack, depth), dtype=source_WD.dtype)
+    for copy in range(call.pack):
+        nisa.dma_copy(dst=loaded_WND[:, copy, :], src=source_WD)
+    loaded_WD = loaded_WND.reshape((width, call.pack * depth))
+    parts = []
+    for begin, end in _pieces(0, call.pack * depth, PARTITIONS):
+        in_psum = nl.ndarray((end - begin, width), dtype=source_WD.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=in_psum, data=loaded_WD[:, begin:end], engine=nisa.engine.tensor)
+        part = nl.ndarray((end - begin, width), dtype=source_WD.dtype)
+        nisa.tensor_copy(dst=part, src=in_psum)
+        parts.append(part)
+    return parts
+
+
+def _broadcast(tensor: Any, dim: int, index: int) -> int:
+    return 0 if tensor.shape[dim] == 1 else index
+
+
+def _load_block(call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int) -> _Block:
+    keys_PNTD = _load_keys(call.key_BGKD, unit.batch, first, last, start, partitions, chunks)
+    values_PNTE = _load_keys(call.value_BGKE, unit.batch, first, last, start, partitions, chunks)
+    added_PTW = _added(call, unit, first, last, start, partitions, chunks) if call.is_masked else None
+    return _Block(unit, first, last, start, keys_PNTD, values_PNTE, added_PTW)
+
+
+def _load_keys(source_BGKD: Any, batch: int, first: int, last: int, start: int, partitions: int, chunks: int) -> Any:
+    loaded_PNTD = nl.ndarray((partitions, last - first, chunks, source_BGKD.shape[3]), dtype=source_BGKD.dtype)
+    source_NKD = source_BGKD[batch, first:last, nl.ds(start, partitions * chunks), :]
+    source_PNTD = source_NKD.reshape_dim(1, (partitions, chunks)).permute((1, 0, 2, 3))
+    nisa.dma_copy(dst=loaded_PNTD, src=source_PNTD)
+    return loaded_PNTD
+
+
+# Masks and bias
+
+
+def _added(call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int) -> Any:
+    """What is added to the logits of a block, (P, T, W) or (P, T, Q): the bias, and -UNSEEN for keys not seen."""
+    place = (call, unit, first, last, start, partitions, chunks)
+    seen = None
+    if call.ranges_BQ2 is not None:
+        seen = _unseen_by_range(*place[:2], *place[4:])
+    if call.mask_BHQK is not None:
+        loaded_PWT = _load_pairs(call.mask_BHQK, *place)
+        unseen = nl.ndarray((partitions, chunks, loaded_PWT.shape[1]), dtype=nl.float32)
+        nisa.tensor_scalar(
+            dst=unseen,
+            data=loaded_PWT.permute((0, 2, 1)),
+            op0=nl.equal,
+            operand0=0.0,
+            op1=nl.multiply,
+            operand1=-UNSEEN,
+        )
+        seen = unseen if seen is None else _combined(call, unseen, seen, nl.minimum)
+    if call.bias_BHQK is None:
+        return seen
+    bias_PTW = _load_pairs(call.bias_BHQK, *place).permute((0, 2, 1))
+    return bias_PTW if seen is None else _combined(call, bias_PTW, seen, nl.add)
+
+
+def _combined(call: _Call, first_PTW: Any, second_PTW: Any, op: Any) -> Any:
+    width = max(first_PTW.shape[2], second_PTW.shape[2])
+    combined = nl.ndarray((*first_PTW.shape[:2], width), dtype=nl.float32)
+    nisa.scalar_tensor_tensor(
+        dst=_by_head(call, combined, width),
+        data=_by_head(call, first_PTW, width),
+        op0=nl.maximum,
+        operand0=-UNSEEN,
+        op1=op,
+        operand1=_by_head(call, second_PTW, width),
+    )
+    return combined
+
+
+def _by_head(call: _Call, tensor_PTW: Any, width: int) -> Any:
+    """(P, T, query heads, Q), repeated for all heads where it has Q columns only."""
+    repeats = width // tensor_PTW.shape[2]
+    split = tensor_PTW.reshape_dim(2, (tensor_PTW.shape[2] // call.queries, call.queries))
+    return split.broadcast(2, repeats) if repeats > 1 else split
+
+
+def _unseen_by_range(call: _Call, unit: _Unit, start: int, partitions: int, chunks: int) -> Any:
+    """(P, T, Q), -UNSEEN where a key is outside of its range."""
+    if chunks not in call.positions:
+        call.positions[chunks] = nl.ndarray((PARTITIONS, chunks), dtype=nl.float32)
+        nisa.iota(dst=call.positions[chunks], pattern=[[1, chunks]], offset=0, channel_multiplier=chunks)
+    shape = (partitions, chunks, call.queries)
+    bounds_PQ2 = nl.ndarray((partitions, call.queries, 2), dtype=nl.float32)
+    nisa.tensor_scalar(dst=bounds_PQ2, data=unit.ranges_PQ2[0:partitions], op0=nl.subtract, operand0=float(start))
+    position = call.positions[chunks][0:partitions, :].expand_dim(2).broadcast(2, call.queries)
+    after, seen, unseen = (nl.ndarray(shape, dtype=nl.float32) for _ in range(3))
+    for dst, bound, op in ((after, 0, nl.greater_equal), (seen, 1, nl.less)):
+        bound_PTQ = bounds_PQ2[:, :, bound].expand_dim(1).broadcast(1, chunks)
+        nisa.tensor_tensor(dst=dst, data1=position, data2=bound_PTQ, op=op)
+    nisa.tensor_tensor(dst=seen, data1=seen, data2=after, op=nl.multiply)
+    nisa.tensor_scalar(dst=unseen, data=seen, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=UNSEEN)
+    return unseen
+
+
+def _load_pairs(
+    tensor_BHQK: Any, call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int
+) -> Any:
+    """The part of a mask or a bias that belongs to a block, (P, W, T), or (P, Q, T) if it is the same for all heads."""
+    batch = _broadcast(tensor_BHQK, 0, unit.batch)
+    first, last = (0, 1) if tensor_BHQK.shape[1] == 1 else _query_heads(call, first, last)
+    width = (last - first) * call.queries
+    source_HQK = tensor_BHQK[batch, first:last, :, nl.ds(start, partitions * chunks)]
+    source_WK = source_HQK.flatten_dims(0, 1)
+    loaded_PWT = nl.ndarray((partitions, width, chunks), dtype=tensor_BHQK.dtype)
+    nisa.dma_copy(dst=loaded_PWT, src=source_WK.reshape_dim(1, (partitions, chunks)).permute((1, 0, 2)))
+    return loaded_PWT
+
+
+# Scores
+
+
+def _transpose_keys(call: _Call, step: _Step) -> None:
+    """Chunks of keys with D on the partitions, a bank of PSUM at a time."""
+    block = step.block
+    heads = block.last_head - block.first_head
+    per_bank = BANK_BYTES // (PARTITIONS * _itemsize(call.key_BGKD))
+    groups = [
+        (head, *pieces) for head in range(heads) for pieces in _pieces(step.first, step.last, call.pack)
+    ]  # of chunks
+    turn = 0
+    for chunks in sorted({last - first for _, first, last in groups}):
+        alike = [group for group in groups if group[2] - group[1] == chunks]
+        for begin, end in _pieces(0, len(alike), per_bank):
+            for part, columns in enumerate(call.depth_parts):
+                _transpose_bank(call, step, alike[begin:end], part, columns, turn)
+                turn += 1
+
+
+def _transpose_bank(
+    call: _Call, step: _Step, groups: list[tuple[int, int, int]], part: int, columns: tuple[int, int], turn: int
+) -> None:
+    keys_PNTD = step.block.keys_PNTD
+    partitions = step.block.partitions
+    chunks, depth = groups[0][2] - groups[0][1], columns[1] - columns[0]
+    in_psum = nl.ndarray((chunks * depth, len(groups), partitions), dtype=keys_PNTD.dtype, buffer=nl.psum)
+    copied = nl.ndarray(in_psum.shape, dtype=keys_PNTD.dtype)
+    for index, (head, first, last) in enumerate(groups):
+        source_PTD = keys_PNTD[:, head, first:last, columns[0] : columns[1]]
+        nisa.nc_transpose(dst=in_psum[:, index, :], data=source_PTD, engine=nisa.engine.tensor)
+        for chunk in range(first, last):
+            rows = slice((chunk - first) * depth, (chunk - first + 1) * depth)
+            step.transposed[head, chunk, part] = copied[rows, index, :]
+    engine = nisa.engine.scalar if turn % 4 == 3 else nisa.engine.vector
+    nisa.tensor_copy(dst=copied, src=in_psum, engine=engine)
+
+
+def _score(call: _Call, step: _Step) -> None:
+    """Logits before `call.factor`, and the maximum of each partition."""
+    block, (column, last_column) = step.block, step.columns
+    shape = (block.partitions, step.last - step.first, last_column - column)
+    scores_PTW = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    for head in range(block.last_head - block.first_head):
+        begin, end = head * call.rows, (head + 1) * call.rows
+        for chunk in range(step.first, step.last):
+            for part in range(len(call.depth_parts)):
+                keys_DP = step.transposed[head, chunk, part]
+                depth = keys_DP.shape[0]
+                first = (chunk - step.first) % call.pack * depth
+                nisa.nc_matmul(
+                    dst=scores_PTW[:, chunk - step.first, begin:end],
+                    stationary=keys_DP,
+                    moving=step.unit.queries_DW[part][first : first + depth, column + begin : column + end],
+                    accumulate=part > 0,
+                )
+    step.logits_PTW = _logits(call, step, scores_PTW)
+    step.maxima_PW = nl.ndarray((block.partitions, shape[2]), dtype=nl.float32)
+    nisa.tensor_reduce(dst=step.maxima_PW, op=nl.maximum, data=step.logits_PTW.permute((0, 2, 1)), axis=2)
+
+
+def _logits(call: _Call, step: _Step, scores_PTW: Any) -> Any:
+    if call.softcap is not None:
+        capped_PTW = nl.ndarray(scores_PTW.shape, dtype=nl.float32)
+        nisa.activation(dst=capped_PTW, op=nl.tanh, data=scores_PTW, scale=call.scale / call.softcap)
+        scores_PTW = capped_PTW
+    if not call.is_masked and call.multiplier > 0:
+        return scores_PTW
+    logits_PTW = nl.ndarray(scores_PTW.shape, dtype=nl.float32)
+    if not call.is_masked:
+        nisa.tensor_scalar(dst=logits_PTW, data=scores_PTW, op0=nl.multiply, operand0=call.multiplier)
+        return logits_PTW
+    width = scores_PTW.shape[2]
+    nisa.scalar_tensor_tensor(
+        dst=_by_head(call, logits_PTW, width),
+        data=_by_head(call, scores_PTW, width),
+        op0=nl.multiply,
+        operand0=call.multiplier,
+        op1=nl.add,
+        operand1=_by_head(call, step.block.added_PTW[:, step.first : step.last, :], width),
+    )
+    return logits_PTW
+
+
+# Weights
+
+
+def _gather_maxima(step: _Step) -> None:
+    """The maximum of all partitions, one row on each."""
+    partitions, width = step.maxima_PW.shape
+    in_psum = nl.ndarray((width, partitions), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=in_psum, data=step.maxima_PW, engine=nisa.engine.tensor)
+    step.highest_W1 = nl.ndarray((width, 1), dtype=nl.float32)
+    nisa.tensor_reduce(dst=step.highest_W1, op=nl.maximum, data=in_psum, axis=1)
+
+
+def _weigh(call: _Call, step: _Step) -> None:
+    """exp(factor * (logits - maximum)), and its sum over the chunks."""
+    partitions, chunks, width = step.logits_PTW.shape
+    spread_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=spread_PW, data=step.highest_W1.broadcast(1, PARTITIONS), engine=nisa.engine.tensor)
+    maximum_PW = step.unit.maximum_PW[:, step.columns[0] : step.columns[1]]
+    joined_PW, shrinking_PW = (nl.ndarray((PARTITIONS, width), dtype=nl.float32) for _ in range(2))
+    nisa.tensor_tensor(dst=joined_PW, data1=maximum_PW, data2=spread_PW, op=nl.maximum)
+    below_PTW = nl.ndarray(step.logits_PTW.shape, dtype=nl.float32)
+    joined_PTW = joined_PW[0:partitions, :].expand_dim(1).broadcast(1, chunks)
+    nisa.tensor_tensor(dst=below_PTW, data1=step.logits_PTW, data2=joined_PTW, op=nl.subtract)
+    weights_PTW = nl.ndarray(below_PTW.shape, dtype=call.query_BHQD.dtype)
+    nisa.activation(dst=weights_PTW, op=nl.exp, data=below_PTW, scale=call.factor)
+    nisa.tensor_tensor(dst=shrinking_PW, data1=maximum_PW, data2=joined_PW, op=nl.subtract)
+    step.decay_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32)
+    nisa.activation(dst=step.decay_PW, op=nl.exp, data=shrinking_PW, scale=call.factor)
+    nisa.tensor_copy(dst=maximum_PW, src=joined_PW, engine=nisa.engine.gpsimd)
+    step.sums_PW = nl.ndarray((partitions, width), dtype=nl.float32)
+    nisa.tensor_reduce(dst=step.sums_PW, op=nl.add, data=weights_PTW.permute((0, 2, 1)), axis=2)
+    step.weights_PTW = weights_PTW
+
+
+# Values
+
+
+def _join(call: _Call, step: _Step) -> None:
+    """Adds the step's weights and weighted values to what its unit has."""
+    block, rows = step.block, call.rows
+    partitions, chunks, width = step.weights_PTW.shape
+    added = nl.ndarray((PARTITIONS, 1 + len(call.width_parts), width), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=added[:, 0, :], stationary=call.ones_PP[0:partitions, :], moving=step.sums_PW, accumulate=False)
+    for head in range(block.last_head - block.first_head):
+        for part, (first, last) in enumerate(call.width_parts):
+            for chunk in range(chunks):
+                nisa.nc_matmul(
+                    dst=added[0 : last - first, 1 + part, head * rows : (head + 1) * rows],
+                    stationary=block.values_PNTE[:, head, step.first + chunk, first:last],
+                    moving=step.weights_PTW[:, chunk, head * rows : (head + 1) * rows],
+                    accumulate=chunk > 0,
+                )
+    state = step.unit.state[:, 1:, step.columns[0] : step.columns[1]]
+    decay = step.decay_PW.expand_dim(1).broadcast(1, state.shape[1])
+    nisa.tensor_tensor(dst=state, data1=state, data2=decay, op=nl.multiply)
+    for height, first, last in _same_heights(call):
+        nisa.tensor_tensor(
+            dst=state[0:height, first:last, :],
+            data1=state[0:height, first:last, :],
+            data2=added[0:height, first:last, :],
+            op=nl.add,
+        )
+
+
+def _same_heights(call: _Call) -> list[tuple[int, int, int]]:
+    """(partitions, first, last) of what is joined by one instruction: sums and whole parts of E, then the rest."""
+    heights = [PARTITIONS, *(last - first for first, last in call.width_parts)]
+    whole = heights.count(PARTITIONS)
+    pieces = [(PARTITIONS, 0, whole)]
+    return pieces if whole == len(heights) else [*pieces, (heights[-1], whole, whole + 1)]
+
+
+def _finish(call: _Call, unit: _Unit) -> None:
+    """Divides by the sum of the weights, brings the rows to the partitions and stores."""
+    width = unit.state.shape[2]
+    share_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32)
+    total_PW = unit.state[:, 1, :]
+    if call.is_masked and call.sinks_H is None:
+        total_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32)
+        nisa.tensor_scalar(dst=total_PW, data=unit.state[:, 1, :], op0=nl.maximum, operand0=SMALLEST)
+    nisa.reciprocal(dst=share_PW, data=total_PW)
+    output_WE = nl.ndarray((width, call.value_BGKE.shape[3]), dtype=call.output_BHQE.dtype)
+    for part, (first, last) in enumerate(call.width_parts):
+        result_EW = nl.ndarray((last - first, width), dtype=nl.float32)
+        nisa.tensor_tensor(
+            dst=result_EW,
+            data1=unit.state[0 : last - first, 2 + part, :],
+            data2=share_PW[0 : last - first, :],
+            op=nl.multiply,
+        )
+        in_psum = nl.ndarray((width, last - first), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=in_psum, data=result_EW, engine=nisa.engine.tensor)
+        nisa.tensor_copy(dst=output_WE[:, first:last], src=in_psum)
+    first, last = _query_heads(call, unit.first_head, unit.last_head)
+    nisa.dma_copy(dst=call.output_BHQE[unit.batch, first:last].flatten_dims(0, 1), src=output_WE)
