@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from multiprocessing.reduction import ForkingPickler
@@ -20,6 +21,7 @@ from .patches import Patch, PatchTable
 
 
 _COMPILER = "optimum_neuron_torch.emulator.compiler"
+_NKI = "optimum_neuron_torch.emulator.nki.kernel"
 
 # True while `torch.compile` runs for a caller who named no backend.
 _backend_unnamed: ContextVar[bool] = ContextVar("neuron_backend_unnamed", default=False)
@@ -36,6 +38,8 @@ def _choose_neuron_backend(original: Callable[..., Any]) -> Callable[..., Any]:
             _watch_dynamo()
             return original(model, **{**kwargs, "backend": backend or "neuron"})
         if backend is not None:
+            if _NKI in sys.modules:
+                _watch_dynamo()  # kernels are one node for every backend
             return original(model, **kwargs)
         _watch_dynamo()
         if model is None:

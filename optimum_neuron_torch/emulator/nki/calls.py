@@ -24,7 +24,7 @@ from .errors import NkiError
 from .hosts import TensorSpec
 from .kernel import Kernel
 from .operators import OPERATORS, Operator
-from .sources import source_digest
+from .sources import source_digest, source_file
 from .tracing import trace
 
 
@@ -197,8 +197,8 @@ _names: dict[int, tuple[str, str]] = {}
 def register(function: Callable[..., Any]) -> tuple[str, str]:
     """The name and the digest by which `resolve` finds a function.
 
-    One that cannot be imported by its name, as it was made inside of another function, gets a name that no other
-    process has.
+    One that cannot be imported by its name, as it was made inside of another function, or that is in no file, gets a
+    name that no other process has.
     """
     known = _names.get(id(function))
     if known is not None:
@@ -206,7 +206,7 @@ def register(function: Callable[..., Any]) -> tuple[str, str]:
     name = f"{function.__module__}:{function.__qualname__}"
     digest = source_digest(function)
     is_another = _known.get((name, digest), function) is not function
-    if _imported(name) is not function or not digest or is_another:
+    if _imported(name) is not function or source_file(function) is None or is_another:
         name = f"{name}#{_PROCESS}-{len(_known)}"
     _known[name, digest] = function  # kept, so that its id stays its own
     _names[id(function)] = name, digest
@@ -277,9 +277,9 @@ def encode(value: Any, position: Callable[[Any], int | None], where: str) -> Any
     if isinstance(value, enum.Enum):
         return {"enum": _global_name(type(value), where), "member": value.name}
     if isinstance(value, np.generic):
-        return {"number": value.dtype.str, "value": value.item()}
+        return {"number": _dtype_name(value.dtype), "value": value.item()}
     if isinstance(value, np.dtype):
-        return {"numpy.dtype": value.str}
+        return {"numpy.dtype": _dtype_name(value)}
     if isinstance(value, slice):
         return {"slice": [encode(item, position, where) for item in (value.start, value.stop, value.step)]}
     if is_container(value):
@@ -289,6 +289,11 @@ def encode(value: Any, position: Callable[[Any], int | None], where: str) -> Any
     if isinstance(value, Kernel) or callable(value):
         return _encode_function(value, where)
     raise _refusal(value, where)
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """Dtypes that are not NumPy's own, as bfloat16, have a name and no code."""
+    return dtype.name if dtype.kind == "V" else dtype.str
 
 
 def _encode_container(value: Any, position: Callable[[Any], int | None], where: str) -> Any:

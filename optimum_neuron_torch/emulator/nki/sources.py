@@ -22,17 +22,21 @@ _DIGEST_LENGTH = 16
 def source_digest(function: Callable[..., Any]) -> str:
     """The digest of what `function` may run: its file, and those it imports of its package, or from beside itself.
 
-    A function without a file (of a notebook, or made by `exec`) has the digest of its code.
+    A function without a file (of a notebook, or made by `exec`) has the digest of its own code.
     """
-    function = inspect.unwrap(function)
-    try:
-        file = Path(inspect.getsourcefile(function) or "")
-    except TypeError:  # written in C
-        return ""
-    if file.is_file():
-        return _digest_of(file.resolve(), file.stat().st_mtime_ns)
-    code = getattr(function, "__code__", None)
+    if (file := source_file(function)) is not None:
+        return _digest_of(file, file.stat().st_mtime_ns)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else hashlib.sha256(marshal.dumps(code)).hexdigest()[:_DIGEST_LENGTH]
+
+
+def source_file(function: Callable[..., Any]) -> Path | None:
+    """The file that defines a function; None where it is in none."""
+    try:
+        file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    except TypeError:  # written in C
+        return None
+    return file.resolve() if file.is_file() else None
 
 
 @cache
@@ -80,18 +84,24 @@ def _imported_files(file: Path, top: Path) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom):
             start = top if not node.level else file.parents[node.level - 1]
             base = [part for part in (node.module or "").split(".") if part]
-            for alias in node.names:
-                yield from _files_of(start, [*base, alias.name])
+            if start.is_relative_to(top):
+                for alias in node.names:
+                    yield from _files_of(start, [*base, alias.name])
 
 
 def _files_of(folder: Path, names: list[str]) -> Iterator[Path]:
-    """The module that names lead to from a folder, and the packages on the way."""
+    """The file of the module that names lead to from a folder, the last of them perhaps to something in it.
+
+    Of packages on the way nothing is asked: a kernel computes the same whatever they hold besides.
+    """
+    package = folder / "__init__.py"
     for name in names:
         if (folder / f"{name}.py").is_file():
             yield folder / f"{name}.py"
             return
+        if not (folder / name).is_dir():
+            break
         folder /= name
-        if (folder / "__init__.py").is_file():
-            yield folder / "__init__.py"
-        elif not folder.is_dir():
-            return
+        package = folder / "__init__.py"
+    if package.is_file():
+        yield package

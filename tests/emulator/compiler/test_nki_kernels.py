@@ -179,6 +179,21 @@ def test_kernels_in_modules_and_closures(records):
     assert len(records()) == 3
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_other_backends_and_export_have_kernels_as_one_node_too(backend):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return scaled(x, factor=3.0) + 1
+
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(Model(), backend=backend, fullgraph=True)(x), x * 3 + 1)
+        exported = torch.export.export(Model(), (x,))
+        assert torch.equal(exported.module()(x), x * 3 + 1)
+    targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    assert targets.count(torch.ops.neuron.nki_kernel.default) == 1
+
+
 def test_another_length_is_another_graph(records):
     compiled_function = compiled(lambda x: scaled(x))
     with torch.no_grad():
