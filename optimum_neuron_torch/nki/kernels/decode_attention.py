@@ -54,8 +54,8 @@ def decode_attention_kernel(
     """Attention of few queries over many keys: `output_BHQE`, in the query's dtype.
 
     Args:
-        query_BHQD, key_BGKD, value_BGKE: float32, bfloat16 or float16, all the same; H is a multiple of G, H / G * Q is
-            128 at most, D and E are 256 at most. Products are in this dtype with sums in float32, the softmax is in
+        query_BHQD, key_BGKD, value_BGKE: float32, bfloat16 or float16, all the same; H is a multiple of G, H / G * Q
+            is 128 at most, D and E are 256 at most. Products are in this dtype with sums in float32, the softmax is in
             float32.
         ranges_BQ2: int32, the keys [start, end) that each query sees; batch 1 or B.
         mask_BHQK: uint8, not 0 where a query sees a key; batch 1 or B, heads 1 or H.
@@ -465,7 +465,7 @@ def _unseen_by_range(call: _Call, unit: _Unit, start: int, partitions: int, chun
 def _load_pairs(
     tensor_BHQK: Any, call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int
 ) -> Any:
-    """The part of a mask or a bias that belongs to a block, (P, W, T), or (P, Q, T) if it is the same for all heads."""
+    """What belongs to a block of a mask or a bias, (P, W, T), or (P, Q, T) if it is the same for all heads."""
     batch = _broadcast(tensor_BHQK, 0, unit.batch)
     first, last = (0, 1) if tensor_BHQK.shape[1] == 1 else _query_heads(call, first, last)
     width = (last - first) * call.queries
