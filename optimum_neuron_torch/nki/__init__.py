@@ -5,12 +5,12 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 
 import torch
 
-from .functions import add_rms_norm, rms_norm, swiglu
+from .functions import add_rms_norm, layer_norm, rms_norm, swiglu
 from .modes import simulation
 from .ops import attention as attention_ops
 
 
-__all__ = ["add_rms_norm", "attention", "rms_norm", "simulation", "swiglu"]
+__all__ = ["add_rms_norm", "attention", "layer_norm", "rms_norm", "simulation", "swiglu"]
 
 
 def attention(

@@ -6,6 +6,7 @@ V vocabulary, W width.
 
 import torch
 
+from .ops import layer_norm as layer_norm_ops
 from .ops import rms_norm as rms_norm_ops
 from .ops import swiglu as swiglu_ops
 
@@ -56,6 +57,20 @@ def add_rms_norm(
     _check_width(x, weight=weight)
     scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
     return rms_norm_ops.add_rms_norm(x, residual, weight, float(eps), float(offset), scales_in_float32)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """`torch.nn.functional.layer_norm` over the last dimension, in the shape and dtype of x.
+
+    Args:
+        x: (..., W), floating point. weight, bias: (W,); None for 1 and 0.
+
+    Raises ValueError for shapes that do not fit together.
+    """
+    _check_width(x, weight=weight, bias=bias)
+    return layer_norm_ops.layer_norm(x, weight, bias, float(eps))
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu") -> torch.Tensor:

@@ -1,0 +1,55 @@
+"""The LayerNorm kernels against the definition, in float64, and its gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from .reference import relative_error
+from .running import MACHINES, TOLERANCES, made, run
+
+
+EPS = 1e-5
+# Rows and width: one row, rows that share a partition with ends that do not, several tiles, several sections.
+SHAPES = ((1, 8), (300, 40), (129, 2048), (5, 2500))
+VECTORS = {"both": (True, True), "weight": (True, False), "bias": (False, True), "neither": (False, False)}
+
+
+def kernel(name):
+    from optimum_neuron_torch.nki.kernels import layer_norm
+
+    return getattr(layer_norm, name)
+
+
+def check(x, weight, bias, grad, machine, tolerance):
+    doubles = [None if tensor is None else tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    expected = F.layer_norm(doubles[0], x.shape[1:], *doubles[1:], EPS)
+    expected.backward(grad.double())
+    (output,) = run(kernel("layer_norm_kernel"), x, weight, bias, EPS, machine=machine)
+    assert output.dtype == x.dtype and relative_error(output, expected.detach()) <= tolerance
+    is_needed = weight is not None or bias is not None
+    gradients = run(kernel("layer_norm_backward_kernel"), grad, x, weight, EPS, is_needed, machine=machine)
+    for result, each in zip(gradients, doubles, strict=is_needed):
+        assert each is None or relative_error(result, each.grad) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_values_and_gradients(vectors, dtype):
+    for shape, machine in zip(SHAPES, MACHINES, strict=True):
+        x, grad = made(shape, dtype, 2)
+        weight, bias = (
+            vector if is_given else None
+            for vector, is_given in zip(made(shape[1:], dtype, 2), VECTORS[vectors], strict=True)
+        )
+        check(x, weight, bias, grad, machine, TOLERANCES[dtype])
+
+
+def test_a_large_mean_does_not_take_the_variances_digits():
+    x, grad = made((3, 100), torch.float32, 2)
+    check((x + 1000).round(decimals=2), None, None, grad, ("trn2", 1), 1e-4)
+
+
+def test_the_widest_rows():
+    for dtype, width in ((torch.bfloat16, 16384), (torch.float32, 8192)):
+        (x, grad), (weight, bias) = made((130, width), dtype, 2), made((width,), torch.float32, 2)
+        check(x, weight, bias, grad, ("trn2", 1), TOLERANCES[dtype])
