@@ -88,10 +88,12 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    """The mean over all tensors of their mean distances, each relative to its largest magnitude."""
+    """The mean over all tensors of their mean distances, each relative to its largest magnitude; a single number, as a
+    loss, has none.
+    """
     distances = []
     for one, other in zip(found, exact, strict=True):
-        if other.is_floating_point() and (magnitude := other.abs().max().item()):
+        if other.is_floating_point() and other.dim() and (magnitude := other.abs().max().item()):
             distances.append(((one.double() - other.double()).abs().mean() / magnitude).item())
     return sum(distances) / max(len(distances), 1)
 
@@ -164,7 +166,12 @@ def _can_be_prepared(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _outputs(architecture: Architecture, module: nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    return architecture.results(module(**inputs))
+    results = architecture.results(module(**inputs))
+    mask = inputs.get("attention_mask")
+    if mask is None or mask.dim() != 2:
+        return results
+    # What comes out where a row is padded means nothing.
+    return [result[mask.bool()] if result.shape[:2] == mask.shape else result for result in results]
 
 
 def _gradients(architecture: Architecture, module: nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
