@@ -179,6 +179,8 @@ _has_native_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def why_no_kernels() -> str | None:
     """Why NKI kernels cannot be launched here, or None."""
+    import torch  # noqa: F401  it makes the simulator known where NKI is not installed
+
     try:
         nki = importlib.import_module("nki")
         instructions = importlib.import_module("nki.isa")

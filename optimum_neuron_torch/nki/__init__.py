@@ -6,11 +6,13 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 import torch
 
 from .functions import add_rms_norm, layer_norm, rms_norm, swiglu
+from .functions import add_rms_norm, rms_norm, swiglu
+from .launching import KERNEL_OPS
 from .modes import simulation
 from .ops import attention as attention_ops
 
 
-__all__ = ["add_rms_norm", "attention", "layer_norm", "rms_norm", "simulation", "swiglu"]
+__all__ = ["add_rms_norm", "attention", "kernel_ops", "layer_norm", "rms_norm", "simulation", "swiglu"]
 
 
 def attention(
@@ -46,6 +48,11 @@ def attention(
         bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
     scale = query_BHQD.shape[-1] ** -0.5 if scale is None else float(scale)
     return attention_ops.attention(query_BHQD, key_BGKD, value_BGKD, ranges_B1Q2, bias, sinks_H, scale, softcap)
+
+
+def kernel_ops() -> dict[str, str]:
+    """The operators of PyTorch that launch a kernel, by name, each with what it computes."""
+    return dict(sorted(KERNEL_OPS.items()))
 
 
 def _check_masks(

@@ -1,5 +1,6 @@
 """Kernels as operators of PyTorch, and their launch on torch tensors."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ from .. import runtime
 
 
 NAMESPACE = "optimum_neuron_torch"
+# What the operators that launch a kernel do, by name.
+KERNEL_OPS: dict[str, str] = {}
 
 
 def kernel_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -21,6 +24,7 @@ def kernel_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
     def register(function: Callable[..., Any]) -> Any:
         operator = runtime.nki_op(f"{NAMESPACE}::{name}", function)
         operator.register_fake(fake)
+        KERNEL_OPS[f"{NAMESPACE}::{name}"] = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
         return operator
 
     return register

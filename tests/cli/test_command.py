@@ -19,14 +19,6 @@ def test_each_verb_has_help(run_cli, verb):
     assert verb.COMMAND.name in outcome.out
 
 
-@pytest.mark.parametrize("arguments", [["kernels"]])
-def test_verbs_to_come_say_so(run_cli, arguments):
-    outcome = run_cli("neuron", *arguments)
-    assert outcome.code == 2
-    assert outcome.err.startswith(f"optimum-cli neuron {arguments[0]}: ")
-    assert "yet" in outcome.err
-
-
 def test_missing_device_is_a_message(run_cli, monkeypatch):
     monkeypatch.setattr(runtime, "is_available", lambda: False)
     outcome = run_cli("neuron", "selftest")
