@@ -6,7 +6,6 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 import torch
 
 from .functions import add_rms_norm, layer_norm, rms_norm, swiglu
-from .functions import add_rms_norm, rms_norm, swiglu
 from .launching import KERNEL_OPS
 from .modes import simulation
 from .ops import attention as attention_ops
