@@ -9,7 +9,7 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
-from .entries import Entry, Undo, replace
+from .entries import Entry, Undo, put, replace
 
 
 def _integration() -> ModuleType:
@@ -38,6 +38,29 @@ def _loop_on_host(module: ModuleType) -> Undo:
     return replace(module.DiffusionPipeline, "_execution_device", make)
 
 
+def _name_attention(module: ModuleType) -> Undo:
+    """Adds "nki" to the backends: the native one, whose call of PyTorch's function reaches the kernels.
+
+    An Enum has no way to gain a member. Undone, the name is gone, and models that have it still run.
+    """
+    names, registry = module.AttentionBackendName, module._AttentionBackendRegistry
+    member = str.__new__(names, "nki")
+    member._name_, member._value_, member._sort_order_ = "NKI", "nki", len(names.__members__)
+    for mapping in (registry._backends, registry._constraints, registry._supported_arg_names):
+        mapping[member] = mapping[names.NATIVE]
+    undo = [put(names._member_map_, "NKI", member), put(names._value2member_map_, "nki", member)]
+    names._member_names_.append("NKI")
+
+    def take_back() -> None:
+        names._member_names_.remove("NKI")
+        for each in undo:
+            each()
+        if registry._active_backend is member:
+            registry.set_active_backend(names.NATIVE)
+
+    return take_back
+
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "diffusers.DiffusionPipeline.from_pretrained",
@@ -56,5 +79,11 @@ ENTRIES: tuple[Entry, ...] = (
         "diffusers.models.modeling_utils",
         _load_with("ModelMixin", "load_model"),
         "a loading hook for accelerator plugins in ModelMixin.from_pretrained",
+    ),
+    Entry(
+        "diffusers: attention backend nki",
+        "diffusers.models.attention_dispatch",
+        _name_attention,
+        "a public way to register attention backends by name (AttentionBackendName is a closed Enum)",
     ),
 )

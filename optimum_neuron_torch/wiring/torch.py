@@ -1,10 +1,11 @@
-"""Entry for PyTorch: scaled_dot_product_attention on neuron by our kernels, while kernels run.
+"""Entries for PyTorch: scaled_dot_product_attention on neuron by our kernels, while kernels run.
 
-The integration is imported when kernels first run: an entry for PyTorch is applied whenever the plugin is imported.
+The integration is imported when kernels first run, not with PyTorch.
 """
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -12,41 +13,50 @@ from .. import runtime
 from .entries import Entry, Undo
 
 
+@cache
+def _exchange() -> Any:
+    import torch.nn.functional
+
+    from ..integrations.sdpa import Exchange
+
+    return Exchange(torch.nn.functional)
+
+
+@contextlib.contextmanager
+def _exchanged() -> Iterator[None]:
+    with _exchange().around():
+        yield
+
+
+def _attend_by_simulated_kernels(module: ModuleType) -> Undo:
+    runtime.around_simulation.append(_exchanged)
+    return lambda: runtime.around_simulation.remove(_exchanged)
+
+
 def _attend_by_kernels(module: ModuleType) -> Undo:
-    made: list[Any] = []
+    if getattr(module, "is_emulated", False):
+        return lambda: None
+    _exchange().put()
+    return _exchange().take_back
 
-    def exchange() -> Any:
-        if not made:
-            from ..integrations.sdpa import Exchange
 
-            made.append(Exchange(module))
-        return made[0]
-
-    @contextlib.contextmanager
-    def around_simulation() -> Iterator[None]:
-        with exchange().around():
-            yield
-
-    runtime.around_simulation.append(around_simulation)
-    on_device = runtime.is_available() and not runtime.is_emulated()
-    if on_device:
-        exchange().put()
-
-    def undo() -> None:
-        runtime.around_simulation.remove(around_simulation)
-        if on_device:
-            exchange().take_back()
-
-    return undo
-
+_UPSTREAM = (
+    "a registry of attention kernels by device below scaled_dot_product_attention, whose choice Dynamo sees (the "
+    "operator of other devices, _scaled_dot_product_fused_attention_overrideable, is the device's own, and Dynamo's "
+    "graphs hold the function above it whatever it does)"
+)
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
-        "torch: scaled_dot_product_attention by kernels",
+        "torch: scaled_dot_product_attention by kernels in the simulator",
         "torch.nn.functional",
+        _attend_by_simulated_kernels,
+        _UPSTREAM,
+    ),
+    Entry(
+        "torch: scaled_dot_product_attention by kernels on the device",
+        "torch_neuronx",  # loaded with the device, which is the last that PyTorch loads
         _attend_by_kernels,
-        "a registry of attention kernels by device below scaled_dot_product_attention, whose choice Dynamo sees: the "
-        "operator that PyTorch has for other devices, _scaled_dot_product_fused_attention_overrideable, is the "
-        "device's own, and a kernel put there is in no graph under its own name",
+        _UPSTREAM,
     ),
 )

@@ -1,5 +1,8 @@
 """PyTorch's scaled_dot_product_attention on neuron: by the kernels where they run, else as PyTorch computes it."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -286,3 +289,23 @@ def test_unwire_takes_it_back():
         assert runs == []
     finally:
         ont.wire()
+
+
+@pytest.mark.parametrize("order", ["plugin first", "device first"])
+def test_on_a_device_of_its_own_the_function_is_exchanged_at_once(order, tmp_path):
+    """A package of the native device's name, which PyTorch does not load here."""
+    (tmp_path / "torch_neuronx.py").write_text("")
+    plugin, device = "import optimum_neuron_torch as ont", "import torch, torch_neuronx"
+    program = "\n".join(
+        [
+            *([plugin, device] if order == "plugin first" else [device, plugin]),
+            "import torch.nn.functional as F",
+            "assert type(F.scaled_dot_product_attention).__name__ == 'function'",
+            "query = torch.ones(1, 1, 2, 4)",
+            "assert torch.equal(F.scaled_dot_product_attention(query, query, query), query)",
+            "ont.unwire()",
+            "assert type(F.scaled_dot_product_attention).__name__ == 'builtin_function_or_method'",
+        ]
+    )
+    environment = {**os.environ, "NEURON_EMULATOR": "0", "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
