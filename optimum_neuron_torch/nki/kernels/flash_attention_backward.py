@@ -746,6 +746,13 @@ def _transposes_by_dma(problem: _Problem) -> bool:
     return _itemsize(problem.dtype) == 2 and problem.mask_BHQK is None and problem.bias_BHQK is None
 
 
+def _has_dma_time(problem: _Problem, step: _Step) -> bool:
+    """Not while it brings in the section's own queries; and three times of four for wide heads, with more to load."""
+    is_loading = step.section.arrived < len(step.section.tiles)
+    is_wide = max(problem.depth, problem.value_depth) > TILE
+    return not is_loading and not (is_wide and step.tile.place % 4 == 0)
+
+
 def _steps_to_queries(problem: _Problem) -> int:
     """From a tile's probabilities to the product with the transposed gradients: DMA takes 2.6 us, a step 1.1."""
     return 7 if _transposes_by_dma(problem) else 3
@@ -755,8 +762,7 @@ def _transpose_chunks(problem: _Problem, step: _Step) -> Any:
     """The gradients of the scores with the keys on the partitions."""
     shape = (TILE, _ceil(step.seen, TILE), step.tile.rows)
     transposed_KMQ = nl.ndarray(shape, problem.dtype)
-    # While DMA brings in the section's own queries, it has no time for more.
-    if _transposes_by_dma(problem) and step.section.arrived == len(step.section.tiles):
+    if _transposes_by_dma(problem) and _has_dma_time(problem, step):
         for partitions, first, stop in _pieces(step.seen):
             chunks_QK = step.score_grads_QK[:, first * TILE : first * TILE + partitions * (stop - first)]
             chunks_QMK = chunks_QK.reshape_dim(1, (stop - first, partitions))
