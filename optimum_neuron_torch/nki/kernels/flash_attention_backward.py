@@ -27,6 +27,7 @@ WIDE_BLOCK_KEYS = 256  # for head sizes above 128: the sums of a block's keys an
 SECTION_BYTES = 80 * 1024  # of a partition: the next section is loaded while SBUF still holds this one
 LOAD_TILES = 8  # one transfer: large enough to be efficient, small enough to start early
 GROUP_TILES = 4
+ZERO_KEYS = 2048
 KEYS_AHEAD = 8  # steps: loads run while others compute, and find no room between transposes if they are issued late
 QUERIES_AHEAD = 100
 STEPS_PER_LOAD = 3
@@ -510,7 +511,7 @@ def _prepare(problem: _Problem, section: _Section, tile: _QueryTile) -> None:
     """What the engines make of a group of tiles, when the first of them needs it: engines wait in their order."""
     loaded = section.loaded
     stop = tile.place + 1
-    while stop % GROUP_TILES and stop < len(section.tiles) and section.tiles[stop].rows == tile.rows == TILE:
+    while stop % GROUP_TILES and stop < section.arrived and section.tiles[stop].rows == tile.rows == TILE:
         stop += 1
     section.prepared.update(range(tile.place, stop))
     group = (slice(0, tile.rows), slice(tile.place, stop))
@@ -700,13 +701,13 @@ def _store_bias_gradient(gradients: _Gradients, step: _Step, bias_grads_QK: Any)
 
 def _clear_bias_gradient(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
     """What no step passes: the keys that order hides from whole tiles."""
-    zeros_QK = nl.ndarray((TILE, problem.keys), nl.float32)
+    zeros_QK = nl.ndarray((TILE, min(problem.keys, ZERO_KEYS)), nl.float32)
     nisa.memset(dst=zeros_QK, value=0.0)
     for tile in section.tiles:
-        seen = _seen(problem, tile, 0, problem.keys)
-        if seen < problem.keys:
-            rows_QK = gradients.bias_BHQK[section.unit.batch, tile.head, tile.start : tile.start + tile.rows]
-            nisa.dma_copy(dst=rows_QK[:, seen : problem.keys], src=zeros_QK[0 : tile.rows, seen : problem.keys])
+        rows_QK = gradients.bias_BHQK[section.unit.batch, tile.head, tile.start : tile.start + tile.rows]
+        for start in range(_seen(problem, tile, 0, problem.keys), problem.keys, ZERO_KEYS):
+            count = min(ZERO_KEYS, problem.keys - start)
+            nisa.dma_copy(dst=rows_QK[:, start : start + count], src=zeros_QK[0 : tile.rows, 0:count])
 
 
 # A step: its products
@@ -866,9 +867,11 @@ def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section)
             nisa.activation(dst=result_QND[part], op=nl.copy, data=sums_QND[part], scale=problem.scale)
             gradient_QD = gradients.query_BHQD[unit.batch, head]
             _store_rows(gradient_QD, result_QND, start, partitions, first, stop, place)
+    if unit.cores > 1 and nl.program_id(0) > 0:
+        return  # the core with the first keys, which all queries may see, does the rest
     if gradients.sinks_BH is not None:
         _add_sinks(problem, gradients, section)
-    if gradients.bias_BHQK is not None and problem.is_causal and (unit.cores == 1 or nl.program_id(0) == 0):
+    if gradients.bias_BHQK is not None and problem.is_causal:
         _clear_bias_gradient(problem, gradients, section)
 
 
@@ -900,9 +903,6 @@ def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> N
     """- sum of exp(sink - logsumexp) * delta over the queries of each head."""
     unit, loaded, heads = section.unit, section.loaded, problem.heads_per_group
     first_head = unit.group * heads
-    for tile in section.tiles:
-        if tile.place not in section.prepared:
-            _prepare(problem, section, tile)
     if unit.sink_sums_PH is None:
         unit.sink_sums_PH = nl.ndarray((TILE, heads), nl.float32)
         nisa.memset(dst=unit.sink_sums_PH, value=0.0)
@@ -917,7 +917,7 @@ def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> N
         nisa.tensor_reduce(dst=shares_Q1, data=shares_QN, op=nl.add, axis=1)
         sums_P1 = unit.sink_sums_PH[:, head - first_head : head - first_head + 1]
         nisa.tensor_tensor(dst=sums_P1, data1=sums_P1, data2=shares_Q1, op=nl.subtract)
-    if section.is_last and (unit.cores == 1 or nl.program_id(0) == 0):
+    if section.is_last:
         total_1H = nl.ndarray((1, heads), nl.float32)
         nisa.tensor_partition_reduce(dst=total_1H, op=nl.add, data=unit.sink_sums_PH)
         sinks_1H = gradients.sinks_BH[unit.batch : unit.batch + 1, first_head : first_head + heads]
