@@ -17,9 +17,9 @@ A maximum over the keys crosses partitions: the Tensor Engine transposes the max
 cross them as a product with ones.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import nki
@@ -33,6 +33,7 @@ BANK = 512  # float32 numbers in it
 HEAD_MAX = 256
 PIECE_BYTES = 8192  # of one head that a partition reads in one piece: the larger, the less DMA's cost of each piece
 BLOCK_BYTES = 16384  # keys and values of a block, per partition: 2 MiB, some thousand times what starting DMA takes
+STAGES = 6  # of a step, from its scores to the output
 
 UNSEEN = 1.7e38  # taken off the logits of keys that are not seen; twice that is still finite
 FLOOR = 1e30  # no maximum is below -FLOOR, so that the exponential of an unseen logit is 0 in rows that see no key
@@ -68,40 +69,43 @@ def decode_attention_kernel(
     on one core or two: these share the key heads, or where their number is odd, the keys.
     """
     call = _Call.of(query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap)
-    late: deque[_Step] = deque()
-    for step in _steps(call):
-        late.append(step)
-        _advance(call, late, step)
-    while late:
-        _advance(call, late, None)
+    stages: list[_Step | None] = [None] * STAGES
+    for step in chain(_steps(call), [None] * (STAGES - 1)):
+        stages = [step, *stages[:-1]]
+        _advance(call, *stages)
     return call.output_BHQE
 
 
-def _advance(call: "_Call", late: deque["_Step"], step: "_Step | None") -> None:
-    """One turn of three steps at once: scores of the newest, weights of the one before, results of the oldest.
+def _advance(
+    call: "_Call",
+    scored: "_Step | None",
+    weighed: "_Step | None",
+    joined: "_Step | None",
+    finished: "_Step | None",
+    waiting: "_Step | None",
+    stored: "_Step | None",
+) -> None:
+    """One turn of the steps that are under way, the newest first; the last three are done but for their unit's output.
 
-    Each engine works in the order of the program; so while one step waits for another engine, the others go on.
+    Each engine works in the order of the program: while a step waits for another engine, the others go on. Outputs
+    wait one turn more, as a small transfer among the loads holds up some of DMA's engines.
     """
-    oldest = late[0] if len(late) == 3 or step is None else None
-    before = late[-2] if step is not None and len(late) > 1 else None
-    if step is None:  # the last two turns
-        before = late[1] if len(late) == 2 else None
-    if before is not None and before.weights_PTW is None:
-        _gather_maxima(before)
-    if step is not None:
-        _transpose_keys(call, step)
-    if before is not None and before.weights_PTW is None:
-        _weigh(call, before)
-    if step is not None:
-        _score(call, step)
-    if oldest is not None:
-        if oldest.weights_PTW is None:
-            _gather_maxima(oldest)
-            _weigh(call, oldest)
-        _join(call, oldest)
-        late.popleft()
-        if oldest.is_last:
-            _finish(call, oldest.unit)
+    if weighed is not None:
+        _gather_maxima(weighed)
+    if scored is not None:
+        _transpose_keys(call, scored)
+    if finished is not None and finished.is_last:
+        _arrange_output(call, finished.unit)
+    if weighed is not None:
+        _weigh(call, weighed)
+    if joined is not None:
+        _join(call, joined)
+    if scored is not None:
+        _score(call, scored)
+    if joined is not None and joined.is_last:
+        _divide(call, joined.unit)
+    if stored is not None and stored.is_last:
+        _store(call, stored.unit)
 
 
 # What is asked for
@@ -208,6 +212,7 @@ class _Unit:
     queries_DW: list[Any]
     state: Any
     ranges_PQ2: Any
+    output_WE: Any = None
 
     @property
     def maximum_PW(self) -> Any:
@@ -510,7 +515,7 @@ def _transpose_bank(
         for chunk in range(first, last):
             rows = slice((chunk - first) * depth, (chunk - first + 1) * depth)
             step.transposed[head, chunk, part] = copied[rows, index, :]
-    engine = nisa.engine.scalar if turn % 4 == 3 else nisa.engine.vector
+    engine = nisa.engine.scalar if turn % 4 == 1 else nisa.engine.vector
     nisa.tensor_copy(dst=copied, src=in_psum, engine=engine)
 
 
@@ -632,26 +637,29 @@ def _same_heights(call: _Call) -> list[tuple[int, int, int]]:
     return pieces if whole == len(heights) else [*pieces, (heights[-1], whole, whole + 1)]
 
 
-def _finish(call: _Call, unit: _Unit) -> None:
-    """Divides by the sum of the weights, brings the rows to the partitions and stores."""
-    width = unit.state.shape[2]
-    share_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32)
+def _divide(call: _Call, unit: _Unit) -> None:
+    """Divides by the sum of the weights."""
     total_PW = unit.state[:, 1, :]
     if call.is_masked and call.sinks_H is None:
-        total_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32)
-        nisa.tensor_scalar(dst=total_PW, data=unit.state[:, 1, :], op0=nl.maximum, operand0=SMALLEST)
+        nisa.tensor_scalar(dst=total_PW, data=total_PW, op0=nl.maximum, operand0=SMALLEST)
+    share_PW = nl.ndarray(total_PW.shape, dtype=nl.float32)
     nisa.reciprocal(dst=share_PW, data=total_PW)
-    output_WE = nl.ndarray((width, call.value_BGKE.shape[3]), dtype=call.output_BHQE.dtype)
+    values_PNW = unit.state[:, 2:, :]
+    share_PNW = share_PW.expand_dim(1).broadcast(1, values_PNW.shape[1])
+    nisa.tensor_tensor(dst=values_PNW, data1=values_PNW, data2=share_PNW, op=nl.multiply)
+
+
+def _arrange_output(call: _Call, unit: _Unit) -> None:
+    """The rows on the partitions, in the dtype of the result."""
+    width = unit.state.shape[2]
+    unit.output_WE = nl.ndarray((width, call.value_BGKE.shape[3]), dtype=call.output_BHQE.dtype)
     for part, (first, last) in enumerate(call.width_parts):
-        result_EW = nl.ndarray((last - first, width), dtype=nl.float32)
-        nisa.tensor_tensor(
-            dst=result_EW,
-            data1=unit.state[0 : last - first, 2 + part, :],
-            data2=share_PW[0 : last - first, :],
-            op=nl.multiply,
-        )
         in_psum = nl.ndarray((width, last - first), dtype=nl.float32, buffer=nl.psum)
+        result_EW = unit.state[0 : last - first, 2 + part, :]
         nisa.nc_transpose(dst=in_psum, data=result_EW, engine=nisa.engine.tensor)
-        nisa.tensor_copy(dst=output_WE[:, first:last], src=in_psum)
+        nisa.tensor_copy(dst=unit.output_WE[:, first:last], src=in_psum)
+
+
+def _store(call: _Call, unit: _Unit) -> None:
     first, last = _query_heads(call, unit.first_head, unit.last_head)
-    nisa.dma_copy(dst=call.output_BHQE[unit.batch, first:last].flatten_dims(0, 1), src=output_WE)
+    nisa.dma_copy(dst=call.output_BHQE[unit.batch, first:last].flatten_dims(0, 1), src=unit.output_WE)
