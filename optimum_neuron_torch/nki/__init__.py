@@ -5,13 +5,22 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 
 import torch
 
-from .functions import add_rms_norm, layer_norm, rms_norm, swiglu
+from .functions import add_rms_norm, layer_norm, rms_norm, rotary_embedding, swiglu
 from .launching import KERNEL_OPS
 from .modes import simulation
 from .ops import attention as attention_ops
 
 
-__all__ = ["add_rms_norm", "attention", "kernel_ops", "layer_norm", "rms_norm", "simulation", "swiglu"]
+__all__ = [
+    "add_rms_norm",
+    "attention",
+    "kernel_ops",
+    "layer_norm",
+    "rms_norm",
+    "rotary_embedding",
+    "simulation",
+    "swiglu",
+]
 
 
 def attention(

@@ -1,13 +1,14 @@
 """The siblings of attention for people: what is left of a Transformer layer.
 
-Shape legend: B batch, H query heads, G key/value heads, S sequence, D head size, R rotated part of D, T rows,
-V vocabulary, W width.
+Shape legend: B batch, H query heads, G key heads, S positions, D head size, R rotated part of D, T rows, V vocabulary,
+W width.
 """
 
 import torch
 
 from .ops import layer_norm as layer_norm_ops
 from .ops import rms_norm as rms_norm_ops
+from .ops import rotary_embedding as rotary_ops
 from .ops import swiglu as swiglu_ops
 
 
@@ -71,6 +72,38 @@ def layer_norm(
     """
     _check_width(x, weight=weight, bias=bias)
     return layer_norm_ops.layer_norm(x, weight, bias, float(eps))
+
+
+def rotary_embedding(
+    query_BHSD: torch.Tensor,
+    key_BGSD: torch.Tensor,
+    cos_BSR: torch.Tensor,
+    sin_BSR: torch.Tensor,
+    *,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Query and key turned by their positions' angles, `x * cos + rotate_half(x) * sin`, each in its shape.
+
+    Args:
+        query_BHSD, key_BGSD: floating point.
+        cos_BSR, sin_BSR: of batch 1 or B. R is even and may be less than D: the rest of a head stays as it is. Their
+            values are those of every number of a head, so that each angle is there twice.
+        interleaved: neighbours turn together, (x0, x1) -> (-x1, x0), as in GLM and Cohere; else the first half of R
+            with the second, (a, b) -> (-b, a), as in Llama.
+
+    Raises ValueError for shapes that do not fit together.
+    """
+    _check_floating(query_BHSD=query_BHSD, key_BGSD=key_BGSD, cos_BSR=cos_BSR, sin_BSR=sin_BSR)
+    query, key, cos, sin = (tuple(tensor.shape) for tensor in (query_BHSD, key_BGSD, cos_BSR, sin_BSR))
+    if len(query) != 4 or len(key) != 4 or (query[0], *query[2:]) != (key[0], *key[2:]):
+        raise ValueError(f"query {query} and key {key} do not fit: expected (B, H, S, D) and (B, G, S, D)")
+    fits = cos == sin and len(cos) == 3 and cos[0] in (1, query[0]) and cos[1] == query[2]
+    if not fits or cos[2] % 2 or not 0 < cos[2] <= query[3]:
+        raise ValueError(
+            f"cos {cos} and sin {sin} do not fit query {query}: expected (1 or {query[0]}, {query[2]}, R) of both, "
+            f"with R even and at most {query[3]}"
+        )
+    return rotary_ops.rotary_embedding(query_BHSD, key_BGSD, cos_BSR, sin_BSR, interleaved)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu") -> torch.Tensor:
