@@ -37,13 +37,15 @@ MOST_VARIANTS = 4
 @dataclass(frozen=True)
 class Header:
     """What is known of a stored function without running anything of it: its name, the digests of the sources it was
-    traced from, the names of the compiled programs of its graphs, and how many threads it was made for.
+    traced from, the names of the compiled programs of its graphs, how many threads it was made for, and what its code
+    noted while it was traced.
     """
 
     function: str
     sources: dict[str, str]
     programs: tuple[str, ...] = ()
     threads: int = 1
+    notes: tuple[str, ...] = ()
     format: int = FORMAT
 
 

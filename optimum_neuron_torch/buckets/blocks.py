@@ -115,13 +115,15 @@ def _run(block: torch.nn.Module, spec: BlockSpec, index: Any, tensors: Sequence[
 
 # By exact type; whoever defines such objects enters them.
 CROSSINGS: dict[type, Crossing] = {}
+# By an attribute, for tensors that know more than their values.
+CROSSINGS_OF_TENSORS: dict[str, Crossing] = {}
 
 
 def taken_apart(args: tuple, kwargs: dict[str, Any], index: int | None) -> tuple[BlockSpec, list[torch.Tensor]]:
     """A call as something hashable and flat tensors. Raises NotFlatError for what cannot enter a graph."""
     tensors: list[torch.Tensor] = []
     named = {**dict(enumerate(args)), **kwargs}
-    crossing = {name: CROSSINGS[type(value)] for name, value in named.items() if type(value) in CROSSINGS}
+    crossing = {name: by for name, value in named.items() if (by := _crossing_of(value)) is not None}
     plain_args = tuple(None if position in crossing else value for position, value in enumerate(args))
     plain_kwargs = {name: value for name, value in kwargs.items() if name not in crossing}
     forms = flatten(plain_args, tensors), flatten(plain_kwargs, tensors)
@@ -132,6 +134,12 @@ def taken_apart(args: tuple, kwargs: dict[str, Any], index: int | None) -> tuple
         tensors += entering
         crossed.append(Crossed(name, by, static, start, len(tensors)))
     return BlockSpec(*forms, tuple(crossed)), tensors
+
+
+def _crossing_of(value: Any) -> Crossing | None:
+    if not isinstance(value, torch.Tensor):
+        return CROSSINGS.get(type(value))
+    return next((by for attribute, by in CROSSINGS_OF_TENSORS.items() if hasattr(value, attribute)), None)
 
 
 def give_back(

@@ -20,6 +20,7 @@ from ..report import Ledger
 from .blocks import repeated_blocks
 from .keys import circumstances, process_state, signature
 from .manifest import GraphEntry, Manifest, bucket_of
+from .notes import noting
 from .progress import compiling
 from .regions import Regions
 from .state import ModuleState
@@ -93,7 +94,10 @@ class Graphs:
         if self.config.compile is False:
             for module in modules:
                 self._state(module)
-            return step(*args)
+            with noting() as notes:
+                result = step(*args)
+            self._depart(function, notes)
+            return result
         with self._lock:
             states = [self._state(module) for module in modules]
             blocks = self._blocks(modules)
@@ -129,12 +133,18 @@ class Graphs:
             return compiled, compiled(*args)
         started = time.perf_counter()
         bucket = place.described("" if name == place.function else name)
-        with compiling(f"{self.ledger.name}, {bucket}"):
+        with compiling(f"{self.ledger.name}, {bucket}"), noting() as notes:
             made = Maker(self.ledger.name, self.config.options, bucket).make(step, key, states, args)
             result = made.call(*args)
+        self._depart(place.function, notes)
         self._compiled[known] = made.call
         self._note(made, place, time.perf_counter() - started)
         return made.call, result
+
+    def _depart(self, function: str, notes: list[str]) -> None:
+        """Enter what attention noted into the ledger. Raises StrictError where that is strict."""
+        for text in dict.fromkeys(notes):
+            self.ledger.depart("attention", function, text)
 
     def _blocks(self, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
         """The modules that are compiled each for itself; none where the step is compiled whole."""

@@ -21,6 +21,7 @@ from .axes import DimRule
 from .finder import Finder
 from .flat import Form, NotFlatError, flatten, rebuild, tensors_of
 from .graphs import UNTRACEABLE, Graphs
+from .holes import takes_ranges, whole_places, with_marks
 from .inputs import TOKENS, InputAxes, Leaf, Pads, Placed
 from .layouts import Layout, LayoutStore
 from .modes import outside_inference_mode
@@ -72,14 +73,17 @@ class NoGraphError(NotImplementedError):
 
 @dataclass(frozen=True)
 class ForwardSpec:
-    """What is static about a call: how the arguments are made from the tensors, constants included."""
+    """What is static about a call: how the arguments are made from the tensors, constants included, and which of these
+    are padding masks without holes.
+    """
 
     form: Form
+    whole: tuple[int, ...] = ()
 
 
 def run_forward(model: torch.nn.Module, spec: ForwardSpec, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """The compiled function: returns the tensors among the outputs, in order."""
-    return tensors_of(call_forward(model, spec.form, list(tensors)))
+    return tensors_of(call_forward(model, spec.form, with_marks(tensors, spec.whole)))
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class BucketedModule:
         named = ["batch", self.sequence_axis, *(["sequence"] if has_decoder else [])]
         self.axis_sizes = {axis: self._axis_sizes(axis) for axis in [*named, *config.buckets.other_axes]}
         self.takes_tokens = self.main_input in TOKENS
+        self.takes_ranges = takes_ranges(module)
         self.function = function or ("encode" if MASK in self.parameters else "forward")
         self._layouts = LayoutStore()
         self._plans: dict[tuple, Plan] = {}
@@ -295,11 +300,12 @@ class BucketedModule:
         """Raises NoGraphError for a call that does not compile."""
         if self._uncompilable and (known := (self._state(), form)) in self._uncompilable:
             raise NoGraphError(self._uncompilable[known])
+        whole = whole_places(form, tensors, self.ledger.attention) if self.takes_ranges else ()
         device = self._home.device
         arguments = [dense(tensor).to(device) for tensor in tensors]
         try:
             with borrowed(self.shell, self.module) as shell:
-                spec = ForwardSpec(form)
+                spec = ForwardSpec(form, whole)
                 return self.graphs.call(function, tuple(bucket.items()), run_forward, shell, spec, *arguments)
         except UNTRACEABLE as error:
             known = (self._state(), form)

@@ -14,6 +14,7 @@ from .. import runtime
 from . import aot
 from .artifacts import Artifact, ArtifactStore, Header
 from .keys import artifact_key, why_not_storable
+from .notes import note, noted
 from .sources import digests
 
 
@@ -71,6 +72,8 @@ class Maker:
             call = self._load_variant(store, artifact, args)
             if call is not None:
                 store.touch(artifact)
+                for text in artifact.header.notes:
+                    note(text)
                 return Made(call, artifact.path, is_loaded=True)
         return None
 
@@ -103,6 +106,7 @@ class Maker:
                 sources=digests(aot.traced_modules(compiled)),
                 programs=tuple(r["program"] for r in runtime.graph_records()[known:] if r.get("program")),
                 threads=torch.get_num_threads(),
+                notes=noted(),
             )
             file = store.add(name, header, aot.dump(compiled))
         except OSError as error:

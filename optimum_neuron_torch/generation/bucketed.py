@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 
 from ..buckets.blocks import CROSSINGS
 from ..buckets.graphs import UNTRACEABLE, Graphs
+from ..buckets.holes import takes_ranges, whole_masks
 from ..buckets.pad import dense, on_host, pad_axis, pad_rows, repeat_last
 from ..buckets.shell import borrowed, shell_of
 from ..buckets.sizes import AxisSizes, axis_sizes
@@ -97,6 +98,7 @@ class BucketedGeneration:
         self.prompts = axis_sizes(config.buckets, "sequence", limit)
         self.caches = axis_sizes(config.buckets, "cache", limit)
         self.windows = windows_of(text_config, self.layers)
+        self.takes_ranges = takes_ranges(model)
         self.takes_keep = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self.is_recurrent = any(kind.is_recurrent for kind in self.layers)
         self.has_rows = any(kind.has_rows for kind in self.layers)
@@ -183,6 +185,8 @@ class BucketedGeneration:
             self.cross,
             self.encoder_output,
             inputs.outputs,
+            # Later steps have few queries, for which a mask of the keys alone costs as little as ranges.
+            whole_masks(inputs.tensors.items(), self.ledger.attention) if is_first and self.takes_ranges else (),
         )
         tensors = [dense(x).to(self.model.device) for x in (*inputs.positions, *inputs.tensors.values())]
         length = inputs.cut.length

@@ -14,6 +14,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.utils import ModelOutput
 
+from ..buckets.holes import mark_whole
 from .layers.block import Block
 from .layers.kinds import LayerKind
 from .positions import PositionsFromTensors
@@ -28,7 +29,8 @@ class StepSpec:
     the store has; empty in a first step.
     inputs: names of the tensor arguments of the model's forward. constants: its other arguments.
     takes_keep: whether the model selects positions itself (`logits_to_keep`). encoder_output: the class of the
-    encoder's output. outputs: fields of the model's output that are returned beside the logits.
+    encoder's output. outputs: fields of the model's output that are returned beside the logits. whole: names of the
+    padding masks among `inputs` that have no holes.
     """
 
     rows: int
@@ -41,6 +43,7 @@ class StepSpec:
     cross: int = 0
     encoder_output: type[ModelOutput] | None = None
     outputs: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
 
 def step(
@@ -59,6 +62,7 @@ def step(
     may have.
     """
     inputs = dict(zip(spec.inputs, tensors[: len(spec.inputs)], strict=True))
+    inputs |= {name: mark_whole(inputs[name]) for name in spec.whole}
     layers = _layers(spec, Block(slots_Q, offset, spec.rows, spec.is_first), tensors[len(spec.inputs) :])
     arguments = {**inputs, **dict(spec.constants)}
     if spec.takes_keep:

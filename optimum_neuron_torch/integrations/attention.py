@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
-from ..nki.masks import seen_in
-from ..nki.ops.attention import attention
+from ..buckets.blocks import CROSSINGS_OF_TENSORS
+from ..buckets.notes import note
+from ..nki.masks import NAME, SEEN, seen_in
+from ..nki.modes import kernels_run
+from ..nki.ops import attention as ops
 from ..nki.paths import record
+from .masks_in_blocks import MaskCrossing
 
 
-NAME = "nki"
+CROSSINGS_OF_TENSORS[SEEN] = MaskCrossing()
 
 
 def nki_attention_forward(
@@ -37,7 +41,7 @@ def nki_attention_forward(
     if reason is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        record(f"sdpa ({reason})")
+        _refused(reason)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, **kwargs,
@@ -53,10 +57,20 @@ def nki_attention_forward(
     ranges, bias, is_causal, path = what_is_seen(query, key, attention_mask, is_causal)
     if position_bias is not None:
         bias = _added(position_bias, bias)
-    record(path)
+    reason = ops.refusal(query, key, value) if kernels_run() else None
+    if reason is None:
+        record(path)
+    else:
+        _refused(reason)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output_BHQD = attention(query, key, value, ranges, bias, s_aux, scale, softcap, is_causal)
+    output_BHQD = ops.attention(query, key, value, ranges, bias, s_aux, scale, softcap, is_causal)
     return output_BHQD.transpose(1, 2).contiguous(), None
+
+
+def _refused(reason: str) -> None:
+    """Tell whoever listens that no kernel takes a call."""
+    record(f"sdpa ({reason})")
+    note(f"no kernel takes it ({reason}): PyTorch's attention does")
 
 
 def refusal(dropout: float, softcap: float | None, sinks: torch.Tensor | None) -> str | None:

@@ -19,8 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..buckets.holes import is_whole, mark_whole, rows_are_whole
 
-_PIECE, _SEEN, _WHOLE = "_neuron_piece", "_neuron_seen", "_neuron_rows_are_whole"
+
+NAME = "nki"
+# The attribute of a mask that holds what is known of it.
+SEEN = "_neuron_seen"
+_PIECE = "_neuron_piece"
 UNTOLD = "a mask of the caller's own"
 
 
@@ -160,7 +165,7 @@ def seen(
     """What the product of `pieces` and `padding_BM` (True: seen; M columns from position 0) lets queries see.
 
     Queries count from position `query_offset`, keys from `key_offset`. Padding is part of the ranges where its rows
-    are known to be whole (see `mark_whole`).
+    are known to have no holes.
     """
     if not isinstance(key_offset, int) or (isinstance(query_offset, torch.Tensor) and query_offset.numel() != 1):
         return Seen(unknown="offsets that differ between rows")
@@ -219,28 +224,7 @@ def _ranges(
     return torch.stack([start_BQ, torch.maximum(start_BQ, end_BQ)], -1).to(torch.int32)[:, None]
 
 
-# ---- rows without holes ---------------------------------------------------------------------------------------------
-
-
-def rows_are_whole(mask_BM: torch.Tensor) -> bool:
-    """Whether what each row shows is one stretch, on a mask whose values can be read."""
-    seen_BM = mask_BM != 0
-    stretches_B = (seen_BM[:, 1:] & ~seen_BM[:, :-1]).sum(-1) + seen_BM[:, :1].sum(-1)
-    return bool((stretches_B <= 1).all())
-
-
-def mark_whole(mask_BM: torch.Tensor) -> torch.Tensor:
-    """`mask_BM` as another tensor, of which attention knows that its rows have no holes, for as long as it is handed
-    on as it is.
-    """
-    marked = mask_BM.view(mask_BM.shape)
-    setattr(marked, _WHOLE, True)
-    return marked
-
-
-def is_whole(mask_BM: torch.Tensor) -> bool:
-    """Whether the rows of a mask are known to have no holes."""
-    return getattr(mask_BM, _WHOLE, False)
+# ---- padding -------------------------------------------------------------------------------------------------------
 
 
 def keeping_marks(stock: Callable[..., tuple]) -> Callable[..., tuple]:
@@ -251,12 +235,16 @@ def keeping_marks(stock: Callable[..., tuple]) -> Callable[..., tuple]:
     @wraps(stock)
     def preprocess(config: Any, inputs_embeds: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> tuple:
         is_early, moved, *rest = stock(config, inputs_embeds, attention_mask, *args, **kwargs)
-        if not is_early and isinstance(moved, torch.Tensor) and moved.dim() == 2:
+        if not is_early and isinstance(moved, torch.Tensor) and moved.dim() == 2 and _takes_ranges(config):
             if is_whole(attention_mask) or _shows_whole_rows(attention_mask):
                 moved = mark_whole(moved)
         return is_early, moved, *rest
 
     return preprocess
+
+
+def _takes_ranges(config: Any) -> bool:
+    return getattr(config, "_attn_implementation", None) == NAME
 
 
 def _shows_whole_rows(mask_BM: torch.Tensor) -> bool:
@@ -299,13 +287,18 @@ def nki_mask(
         known = seen(pieces, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
     else:
         known = Seen(unknown=unknown)
-    setattr(mask, _SEEN, known._replace(version=_version(mask)))
+    return with_known(mask, known)
+
+
+def with_known(mask: torch.Tensor, known: Seen) -> torch.Tensor:
+    """The mask, of which attention functions know `known` from now on, until it is written to."""
+    setattr(mask, SEEN, known._replace(version=_version(mask)))
     return mask
 
 
 def seen_in(mask: torch.Tensor) -> Seen:
     """What is known of a mask that came to an attention function."""
-    known = getattr(mask, _SEEN, None)
+    known = getattr(mask, SEEN, None)
     if known is None:
         return Seen(unknown=UNTOLD)
     if _version(mask) != known.version and not torch.compiler.is_compiling():

@@ -1,10 +1,21 @@
 """Which attention a prepared model gets."""
 
+import copy
+
 import pytest
 import torch
-from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM
+from transformers import (
+    BertConfig,
+    BertModel,
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
+)
 
 import optimum_neuron_torch as ont
+from optimum_neuron_torch.report import StrictError
+from tests.tiny_models import TINY
 
 
 def test_a_model_that_does_more_for_sdpa_keeps_it():
@@ -25,6 +36,29 @@ def test_a_model_that_does_more_for_sdpa_keeps_it():
         found = model(ids, use_cache=False).logits.cpu()
     assert model.config._attn_implementation == "sdpa"
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+WIDE = {**TINY, "hidden_size": 288, "num_attention_heads": 1, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("compile", ["model", False])
+def test_what_no_kernel_takes_is_reported_and_can_be_forbidden(compile):
+    """In a graph it is noted when that is traced, and again when it is loaded."""
+    torch.manual_seed(0)
+    plain, ids = BertModel(BertConfig(**WIDE)).eval(), torch.randint(5, 300, (1, 8))
+    expected = plain(ids).last_hidden_state
+
+    def prepared(**settings):
+        settings = {"compile": compile, "verify": False, "nki": "simulate", **settings}
+        return ont.prepare(copy.deepcopy(plain).to("neuron"), ont.NeuronConfig(**settings))
+
+    for _ in range(2):
+        model = prepared()
+        with pytest.warns(UserWarning, match="no kernel takes it .head size 288 above 256."):
+            torch.testing.assert_close(model(ids).last_hidden_state.cpu(), expected, rtol=1e-5, atol=1e-5)
+        assert [departure["kind"] for departure in ont.report(model).departures] == ["attention"]
+        with pytest.raises(StrictError, match="head size 288"):
+            prepared(strict=("attention",))(ids)
 
 
 def test_a_model_whose_masks_are_of_another_form_keeps_its_attention():

@@ -8,13 +8,12 @@ import transformers.masking_utils as library
 from torch._dynamo.backends.common import aot_autograd
 
 import optimum_neuron_torch  # noqa: F401 - its wiring tells mask functions what they are
+from optimum_neuron_torch.buckets.holes import mark_whole, rows_are_whole
 from optimum_neuron_torch.nki.masks import (
     Piece,
-    mark_whole,
     mask_of_ranges,
     nki_mask,
     pieces_of,
-    rows_are_whole,
     seen_in,
     telling,
 )

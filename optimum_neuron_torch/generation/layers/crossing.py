@@ -26,7 +26,7 @@ class OneLayerCache(Cache):
             raise IndexError("a block asks for the cache of another one")
         return self.layers[0].update(key_states, value_states, *args, **kwargs)
 
-    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor | int:
         return self.layers[0].get_seq_length()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
