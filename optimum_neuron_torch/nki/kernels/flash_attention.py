@@ -17,9 +17,10 @@ Keys and values of a key head stay in SBUF for all of its query heads where they
 for every 2048 queries.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import nki
@@ -30,11 +31,12 @@ import nki.language as nl
 PARTITIONS = 128
 BANK = 512  # float32 scores in a bank of PSUM, which a product on NeuronCore-v3 does not cross
 BLOCK = 2048  # keys that share one maximum: four of the eight banks, so that the next step's scores find room
-CHUNKS = BANK // PARTITIONS
 GROUP = 16  # tiles of queries that see a section of keys before the next one replaces it
 SECTION_BYTES = 48 * 1024  # keys and values of a section, per partition; two sections are on the chip at a time
 HEAD_MAX = 256
-DELAY = 3  # steps between scores and their products with values: the time that exp and the transposes take
+DELAY = 4  # steps between scores and their products with values: the time that exp and the transposes take
+PREFETCH = 6  # steps that loads run ahead, so that they do not queue behind transposes
+LOAD = 1024  # keys in a transfer: the first scores need not wait for all of a section
 DMA_SHARE = 0.75  # of the transposes; more, and DMA is what sets the pace
 
 LOWEST = -3.4028235e38  # what range_select writes for keys that are not seen
@@ -76,16 +78,25 @@ def flash_attention_kernel(
         query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap, is_causal
     )
     pipeline: list[_Step | None] = [None] * (DELAY + 1)  # the newest first
-    for step in chain(_steps(call), [None] * DELAY):
+    for step in chain(_ahead(_steps(call), PREFETCH), [None] * DELAY):
         pipeline = [step, *pipeline[:DELAY]]
         oldest = pipeline[DELAY]
         _transpose_on_chip(pipeline[DELAY - 1])
         for bank in range(BLOCK // BANK):
             _score(call, step, bank)
             _multiply_values(call, oldest, bank)
-        _weigh(call, step)
         _join(call, oldest)
+        _weigh(call, step)
     return call.output_BHQE, call.logsumexp_BHQ
+
+
+def _ahead(steps: Iterator["_Step"], count: int) -> Iterator["_Step"]:
+    """Takes steps, and so issues their loads, before those that come before them have run."""
+    waiting = deque(islice(steps, count))
+    for step in steps:
+        waiting.append(step)
+        yield waiting.popleft()
+    yield from waiting
 
 
 # What is asked for
@@ -234,7 +245,7 @@ class _Step:
     mask_RK: Any = None
     maxima_RN: Any = None  # by bank
     weights_RK: Any = None
-    transposed_CNR: list[Any] = field(default_factory=list)  # by bank; None where the Tensor Engine does it
+    transposed_CR: list[Any] = field(default_factory=list)  # by chunk
     decay_R1: Any = None  # what earlier results shrink by
     sum_RE: Any = None  # of weighted values, in PSUM
 
@@ -272,12 +283,18 @@ def _steps(call: _Call) -> Iterator[_Step]:
                 for at in range(0, len(starts), GROUP):
                     group = _load_queries(call, row, head, starts[at : at + GROUP])
                     for start, stop in sections:
-                        seeing = [tile for tile in group.tiles if tile.last_key > start]
+                        seeing = [tile for tile in _mixed(group.tiles) if tile.last_key > start]
                         if seeing and (section is None or section.start != start):
                             section = _load_section(call, row, key_head, start, stop)
                         for tile in seeing:
                             for block in _blocks(start, min(stop, tile.last_key)):
-                                yield _Step(tile, section, *block)
+                                yield _load_step(call, tile, section, *block)
+
+
+def _mixed(tiles: list[_Tile]) -> list[_Tile]:
+    """From both ends in turn: under a causal mask short steps, which wait for each other, come between long ones."""
+    count = len(tiles)
+    return [tiles[count - 1 - i // 2 if i % 2 else i // 2] for i in range(count)]
 
 
 def _section_keys(call: _Call) -> int:
@@ -316,33 +333,47 @@ def _queries_of_core(call: _Call, row: int, key_head: int) -> list[tuple[int, li
 
 
 def _load_section(call: _Call, row: int, key_head: int, start: int, stop: int) -> _Section:
-    keys_DK = _load_transposed(call.key_BGKD[row, key_head], start, stop)
-    source, width = call.value_BGKE[row, key_head], call.value_BGKE.shape[3]
-    values_CNE = nl.ndarray((PARTITIONS, _ceil(stop - start, PARTITIONS), width), dtype=source.dtype)
-    whole = (stop - start) // PARTITIONS
-    middle = start + whole * PARTITIONS
-    if whole:
-        chunks = source[start:middle, :].reshape_dim(0, (whole, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_copy(dst=values_CNE[:, 0:whole, :], src=chunks)
-    if middle < stop:
-        nisa.dma_copy(dst=values_CNE[0 : stop - middle, whole, :], src=source[middle:stop, :])
+    keys_KD, values_KE = call.key_BGKD[row, key_head], call.value_BGKE[row, key_head]
+    keys_DK = _empty_transposed(keys_KD, stop - start)
+    values_CNE = nl.ndarray((PARTITIONS, _ceil(stop - start, PARTITIONS), values_KE.shape[1]), dtype=values_KE.dtype)
+    for first, last in _pieces(start, stop, LOAD):
+        _load_transposed(keys_DK, keys_KD, first, last, first - start)
+        _load_chunks(values_CNE, values_KE, first, last, (first - start) // PARTITIONS)
     return _Section(start, stop, keys_DK, values_CNE)
 
 
-def _load_transposed(source_SD: Any, start: int, stop: int) -> list[Any]:
-    """Rows [start, stop) with D on the partitions, in parts of up to 128."""
-    parts = []
-    for first, last in _pieces(0, source_SD.shape[1], PARTITIONS):
-        part = nl.ndarray((last - first, stop - start), dtype=source_SD.dtype)
-        nisa.dma_transpose(dst=part, src=source_SD[start:stop, first:last])
-        parts.append(part)
-    return parts
+def _empty_transposed(source_SD: Any, rows: int) -> list[Any]:
+    """Tiles for rows with D on the partitions, in parts of up to 128 of D."""
+    parts = _pieces(0, source_SD.shape[1], PARTITIONS)
+    return [nl.ndarray((last - first, rows), dtype=source_SD.dtype) for first, last in parts]
+
+
+def _load_transposed(parts_DS: list[Any], source_SD: Any, start: int, stop: int, at: int) -> None:
+    """Rows [start, stop) into the columns of `parts_DS` from `at` on."""
+    for part, part_DS in enumerate(parts_DS):
+        first = part * PARTITIONS
+        source = source_SD[start:stop, first : first + part_DS.shape[0]]
+        nisa.dma_transpose(dst=part_DS[:, at : at + stop - start], src=source)
+
+
+def _load_chunks(values_CNE: Any, source_KE: Any, start: int, stop: int, at: int) -> None:
+    """Keys [start, stop) by chunks of 128, from chunk `at` on."""
+    whole = (stop - start) // PARTITIONS
+    middle = start + whole * PARTITIONS
+    if whole:
+        chunks = source_KE[start:middle, :].reshape_dim(0, (whole, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_copy(dst=values_CNE[:, at : at + whole, :], src=chunks)
+    if middle < stop:
+        nisa.dma_copy(dst=values_CNE[0 : stop - middle, at + whole, :], src=source_KE[middle:stop, :])
 
 
 def _load_queries(call: _Call, row: int, head: int, starts: list[int]) -> _Group:
     queries, keys = call.query_BHQD.shape[2], call.key_BGKD.shape[2]
     start, stop = starts[0], min(starts[-1] + PARTITIONS, queries)
-    queries_DQ = _load_transposed(call.query_BHQD[row, head], start, stop)
+    queries_QD = call.query_BHQD[row, head]
+    queries_DQ = _empty_transposed(queries_QD, stop - start)
+    for first, last in _pieces(start, stop, LOAD):
+        _load_transposed(queries_DQ, queries_QD, first, last, first - start)
     totals, offsets = (nl.ndarray((PARTITIONS, len(starts)), dtype=nl.float32) for _ in range(2))
     if queries - starts[-1] < PARTITIONS:  # rows that no query fills
         nisa.memset(dst=totals, value=1.0)
@@ -381,6 +412,12 @@ def _broadcast(tensor: Any, dim: int, index: int) -> int:
     return 0 if tensor.shape[dim] == 1 else index
 
 
+def _load_step(call: _Call, tile: _Tile, section: _Section, start: int, stop: int) -> _Step:
+    step = _Step(tile, section, start, stop)
+    step.bias_RK, step.mask_RK = _load_pairs(call.bias_BHQK, step), _load_pairs(call.mask_BHQK, step)
+    return step
+
+
 def _load_pairs(tensor_BHQK: Any, step: _Step) -> Any:
     """The part of a mask or a bias that belongs to a step, (R, K)."""
     if tensor_BHQK is None:
@@ -401,7 +438,6 @@ def _score(call: _Call, step: _Step | None, index: int) -> None:
         return
     tile, section = step.tile, step.section
     if index == 0:
-        step.bias_RK, step.mask_RK = _load_pairs(call.bias_BHQK, step), _load_pairs(call.mask_BHQK, step)
         step.maxima_RN = nl.ndarray((tile.rows, len(step.banks)), dtype=nl.float32)
     start, stop = step.banks[index]
     scores_RK = nl.ndarray((tile.rows, stop - start), dtype=nl.float32, buffer=nl.psum)
@@ -539,16 +575,13 @@ def _offset(call: _Call, step: _Step) -> Any:
 
 def _transpose_by_dma(call: _Call, step: _Step) -> None:
     """Whole chunks of whole tiles, of elements of two bytes; the rest is left to the Tensor Engine."""
-    step.transposed_CNR = [None] * len(step.banks)
-    whole = [stop - start == BANK for start, stop in step.banks]
-    count = int(sum(whole) * DMA_SHARE)
+    count = int((step.stop - step.start) // PARTITIONS * DMA_SHARE)
     if step.tile.rows < PARTITIONS or _itemsize(call.query_BHQD) != 2 or not count:
         return
-    chunks_RNC = step.weights_RK[:, 0 : count * BANK].reshape_dim(1, (count * CHUNKS, PARTITIONS))
-    transposed_CNR = nl.ndarray((PARTITIONS, count * CHUNKS, PARTITIONS), dtype=step.weights_RK.dtype)
+    chunks_RNC = step.weights_RK[:, 0 : count * PARTITIONS].reshape_dim(1, (count, PARTITIONS))
+    transposed_CNR = nl.ndarray((PARTITIONS, count, PARTITIONS), dtype=step.weights_RK.dtype)
     nisa.dma_transpose(dst=transposed_CNR, src=chunks_RNC)
-    for index in range(count):
-        step.transposed_CNR[index] = transposed_CNR[:, index * CHUNKS : (index + 1) * CHUNKS, :]
+    step.transposed_CR = [transposed_CNR[:, chunk, :] for chunk in range(count)]
 
 
 # Values
@@ -559,16 +592,16 @@ def _transpose_on_chip(step: _Step | None) -> None:
     if step is None:
         return
     rows = step.tile.rows
-    for index, (start, stop) in enumerate(step.banks):
-        if step.transposed_CNR[index] is not None:
-            continue
+    first_left = step.start + len(step.transposed_CR) * PARTITIONS
+    for start, stop in _pieces(first_left, step.stop, BANK):
         pieces = _pieces(start, stop, PARTITIONS)
         shape = (min(PARTITIONS, stop - start), len(pieces), rows)
         in_psum = nl.ndarray(shape, dtype=step.weights_RK.dtype, buffer=nl.psum)
-        copied = step.transposed_CNR[index] = nl.ndarray(shape, dtype=step.weights_RK.dtype)
+        copied = nl.ndarray(shape, dtype=step.weights_RK.dtype)
         for chunk, (first, last) in enumerate(pieces):
             weights_RC = step.weights_RK[:, first - step.start : last - step.start]
             nisa.nc_transpose(dst=in_psum[0 : last - first, chunk, :], data=weights_RC, engine=nisa.engine.tensor)
+            step.transposed_CR.append(copied[0 : last - first, chunk, :])
         whole = (stop - start) // PARTITIONS or 1
         nisa.tensor_copy(dst=copied[:, 0:whole, :], src=in_psum[:, 0:whole, :], engine=nisa.engine.scalar)
         if whole < len(pieces):
@@ -583,10 +616,10 @@ def _multiply_values(call: _Call, step: _Step | None, index: int) -> None:
     tile, section = step.tile, step.section
     if index == 0:
         step.sum_RE = nl.ndarray((tile.rows, call.value_BGKE.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    for chunk, (first, last) in enumerate(_pieces(*step.banks[index], PARTITIONS)):
+    for first, last in _pieces(*step.banks[index], PARTITIONS):
         nisa.nc_matmul(
             dst=step.sum_RE,
-            stationary=step.transposed_CNR[index][0 : last - first, chunk, 0 : tile.rows],
+            stationary=step.transposed_CR[(first - step.start) // PARTITIONS],
             moving=section.values_CNE[0 : last - first, (first - section.start) // PARTITIONS, :],
             accumulate=first > step.start,
         )
