@@ -33,12 +33,12 @@ def inputs(queries, keys, *, batch=1, heads=1, groups=1, depth=16, value_depth=N
 def expected(query, key, value, grad, **options):
     """Output, logsumexp and gradients by autograd in float64; that of the bias for every row and head."""
     leaves = {"query": query, "key": key, "value": value}
+    options = {name: option for name, option in options.items() if option is not None}
     if "bias_BHQK" in options:
         leaves["bias"] = options["bias_BHQK"].expand(query.shape[0], query.shape[1], -1, -1)
     if "sinks_H" in options:
         leaves["sinks"] = options["sinks_H"]
     leaves = {name: tensor.double().requires_grad_() for name, tensor in leaves.items()}
-    options = dict(options)
     if "bias" in leaves:
         options["bias_BHQK"] = leaves["bias"]
     if "sinks" in leaves:
@@ -49,11 +49,12 @@ def expected(query, key, value, grad, **options):
     return output, logsumexp, dict(zip(leaves, gradients, strict=True))
 
 
-def run(query, key, value, grad, *, chip="trn2", cores=1, **options):
-    """Gradients by name, from the kernel and from the definition."""
+def run(query, key, value, grad, *, chip="trn2", cores=1, nothing=-torch.inf, **options):
+    """Gradients by name, from the kernel and from the definition; `nothing` is the logsumexp of what sees nothing."""
     from optimum_neuron_torch.nki.kernels.flash_attention_backward import flash_attention_backward_kernel as kernel
 
     output, logsumexp, wanted = expected(query, key, value, grad, **options)
+    logsumexp = torch.where(logsumexp.isneginf(), nothing, logsumexp)
     with targeting(chip):
         results = kernel[cores](
             grad, query, key, value, output, logsumexp, needs_bias_gradient="bias" in wanted, **options
@@ -207,15 +208,33 @@ def test_sections(monkeypatch, cores, is_causal):
     check(*run(*tensors, cores=cores, scale=0.3, is_causal=is_causal, **options))
 
 
-def test_what_sees_nothing_has_no_gradient():
-    query, key, value, grad = inputs(200, 200)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("by", ["ranges", "mask"])
+@pytest.mark.parametrize("nothing", [-torch.inf, -1e28])
+def test_what_sees_nothing_has_no_gradient(nothing, by, dtype):
+    query, key, value, grad = inputs(200, 200, dtype=dtype)
     ranges_BQ2 = torch.tensor([[0, 150]]).repeat(200, 1)[None].int()
     ranges_BQ2[:, 20:40] = 0  # see nothing
-    found, _ = run(query, key, value, grad, scale=0.3, ranges_BQ2=ranges_BQ2)
-    assert (found["query"][:, :, 20:40] == 0).all() and (found["query"][:, :, 40:] != 0).any()
-    assert all(
-        (found[name][:, :, 150:] == 0).all() and (found[name][:, :, :150] != 0).any() for name in ("key", "value")
-    )
+    visible = reference.seen((1, 1, 200, 200), ranges_BQ2).to(torch.uint8)
+    options = {"ranges_BQ2": ranges_BQ2} if by == "ranges" else {"mask_BHQK": visible}
+    found, wanted = run(query, key, value, grad, nothing=nothing, scale=0.3, **options)
+    check(found, wanted, TOLERANCE[dtype])
+    assert (found["query"][:, :, 20:40] == 0).all()
+    assert (found["key"][:, :, 150:] == 0).all() and (found["value"][:, :, 150:] == 0).all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_after_the_forward_kernel(is_causal):
+    from optimum_neuron_torch.nki.kernels.flash_attention import flash_attention_kernel
+    from optimum_neuron_torch.nki.kernels.flash_attention_backward import flash_attention_backward_kernel as kernel
+
+    query, key, value, grad = inputs(270, 270, batch=2, heads=4, groups=2)
+    options = (ranges(2, 270, 270), mask(2, 1, 270, 270), bias(1, 4, 270, 270), None, 0.3, 1.5, is_causal)
+    names = ("ranges_BQ2", "mask_BHQK", "bias_BHQK", "sinks_H", "scale", "softcap", "is_causal")
+    _, _, wanted = expected(query, key, value, grad, **dict(zip(names, options, strict=True)))
+    output, logsumexp = flash_attention_kernel(query, key, value, *options)
+    results = kernel(grad, query, key, value, output, logsumexp, *options, True)
+    check(dict(zip(wanted, results, strict=True)), wanted)
 
 
 @pytest.mark.parametrize(
