@@ -33,6 +33,8 @@ BANK = 512  # float32 numbers in it
 HEAD_MAX = 256
 PIECE_BYTES = 8192  # of one head that a partition reads in one piece: the larger, the less DMA's cost of each piece
 BLOCK_BYTES = 16384  # keys and values of a block, per partition: 2 MiB, some thousand times what starting DMA takes
+TURN_BYTES = 4 * 2**20  # of a loop's turn, in which nothing is computed while its first block is on its way
+SHARED_KEYS = 1024  # below, two cores gain less than what they spend to join their results
 STAGES = 6  # of a step, from its scores to the output
 
 UNSEEN = 1.7e38  # taken off the logits of keys that are not seen; twice that is still finite
@@ -69,11 +71,19 @@ def decode_attention_kernel(
     on one core or two: these share the key heads, or where their number is odd, the keys.
     """
     call = _Call.of(query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap)
+    if call.loop_chunks:
+        for batch, first, last in _heads_of_core(call):
+            _attend_in_loop(call, batch, first, last)
+    else:
+        _run(call, _steps(call))
+    return call.output_BHQE
+
+
+def _run(call: "_Call", steps: "Iterator[_Step]") -> None:
     stages: list[_Step | None] = [None] * STAGES
-    for step in chain(_steps(call), [None] * (STAGES - 1)):
+    for step in chain(steps, [None] * (STAGES - 1)):
         stages = [step, *stages[:-1]]
         _advance(call, *stages)
-    return call.output_BHQE
 
 
 def _advance(
@@ -171,6 +181,32 @@ class _Call:
         return _pieces(0, self.value_BGKE.shape[3], PARTITIONS)
 
     @property
+    def itemsize(self) -> int:
+        return 4 if self.key_BGKD.dtype == nl.float32 else 2
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a key or a value, what is larger."""
+        return max(self.key_BGKD.shape[3], self.value_BGKE.shape[3]) * self.itemsize
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether each core reads every other part of the keys, for want of an even number of key heads."""
+        batch, groups, keys, _ = self.key_BGKD.shape
+        return batch * groups % nl.num_programs(0) > 0 and keys >= SHARED_KEYS
+
+    @property
+    def loop_chunks(self) -> int:
+        """T of a turn of the loop that leaves out keys which no query sees; 0 without one."""
+        if self.ranges_BQ2 is None:
+            return 0
+        _, groups, keys, depth = self.key_BGKD.shape
+        chunk_bytes = groups * PARTITIONS * (depth + self.value_BGKE.shape[3]) * self.itemsize
+        most = max(1, min(TURN_BYTES // chunk_bytes, PIECE_BYTES // self.row_bytes))
+        chunks = 1 << most.bit_length() - 1
+        return chunks if keys >= 2 * chunks * PARTITIONS * nl.num_programs(0) else 0
+
+    @property
     def pack(self) -> int:
         """Chunks that are transposed together: D of each on its own quadrants of the partitions."""
         depth = self.key_BGKD.shape[3]
@@ -198,6 +234,22 @@ def _check(query, key, value) -> None:
 # Steps
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Keys of a block: (P, T) of the key heads [first, last), from key `start` on, or from where a register says."""
+
+    first_head: int
+    last_head: int
+    partitions: int
+    chunks: int
+    start: int
+    register: Any = None
+
+    @property
+    def heads(self) -> int:
+        return self.last_head - self.first_head
+
+
 @dataclass
 class _Unit:
     """Rows of one batch row and some of its key heads, W of them, and what is known of them after the steps so far.
@@ -212,6 +264,7 @@ class _Unit:
     queries_DW: list[Any]
     state: Any
     ranges_PQ2: Any
+    bounds_PQ2: Any = None  # in a loop: the ranges relative to the first key of the turn
     output_WE: Any = None
 
     @property
@@ -223,21 +276,10 @@ class _Unit:
 class _Block:
     """Keys and values of some key heads of a unit in SBUF: N of them, (P, N, T, D)."""
 
-    unit: _Unit
-    first_head: int
-    last_head: int
-    start: int
+    place: _Place
     keys_PNTD: Any
     values_PNTE: Any
     added_PTW: Any  # what is added to logits; W, or Q if it is the same for all heads
-
-    @property
-    def partitions(self) -> int:
-        return self.keys_PNTD.shape[0]
-
-    @property
-    def chunks(self) -> int:
-        return self.keys_PNTD.shape[2]
 
 
 @dataclass
@@ -267,29 +309,29 @@ def _ceil(size: int, unit: int) -> int:
     return -(-size // unit)
 
 
-def _itemsize(tensor: Any) -> int:
-    return 4 if tensor.dtype == nl.float32 else 2
-
-
 def _steps(call: _Call) -> Iterator[_Step]:
     """The work of this core, in its order. What a step reads is loaded when it is reached, which DMA does early."""
     for batch, first, last in _heads_of_core(call):
         unit = _load_unit(call, batch, first, last)
-        places = _places(call, unit)
-        for index, place in enumerate(places):
-            block = _load_block(call, unit, *place)
-            heads = block.last_head - block.first_head
-            chunks = max(1, BANK // (heads * call.rows) // call.pack * call.pack)
-            column = (block.first_head - unit.first_head) * call.rows
-            for begin, end in _pieces(0, block.chunks, chunks):
-                is_last = index == len(places) - 1 and end == block.chunks
-                yield _Step(unit, block, begin, end, (column, column + heads * call.rows), is_last)
+        places = [place for part in _parts(call) for place in _places(call, unit, *part)]
+        yield from _steps_of(call, unit, places, is_all=True)
+
+
+def _steps_of(call: _Call, unit: _Unit, places: list[_Place], is_all: bool) -> Iterator[_Step]:
+    for place in places:
+        block = _load_block(call, unit, place)
+        together = max(1, BANK // (place.heads * call.rows) // call.pack * call.pack)
+        column = (place.first_head - unit.first_head) * call.rows
+        columns = (column, column + place.heads * call.rows)
+        for first, last in _pieces(0, place.chunks, together):
+            is_last = is_all and place is places[-1] and last == place.chunks
+            yield _Step(unit, block, first, last, columns, is_last)
 
 
 def _heads_of_core(call: _Call) -> list[tuple[int, int, int]]:
     """(batch row, first, last) of the key heads that this core computes, up to 128 rows of queries at once."""
     batch, groups = call.key_BGKD.shape[:2]
-    cores, core = nl.num_programs(0), nl.program_id(0)
+    cores, core = (1, 0) if call.shares_keys else (nl.num_programs(0), nl.program_id(0))
     first, last = batch * groups * core // cores, batch * groups * (core + 1) // cores
     together = PARTITIONS // call.rows
     return [
@@ -299,28 +341,28 @@ def _heads_of_core(call: _Call) -> list[tuple[int, int, int]]:
     ]
 
 
-def _places(call: _Call, unit: _Unit) -> list[tuple[int, int, int, int, int]]:
-    """(first head, last head, first key, P, T) of the blocks of a unit."""
-    keys = call.key_BGKD.shape[2]
-    itemsize, depth, width = _itemsize(call.key_BGKD), call.key_BGKD.shape[3], call.value_BGKE.shape[3]
-    whole, rest = divmod(keys, PARTITIONS)
-    most = max(1, PIECE_BYTES // (max(depth, width) * itemsize))
-    count = _ceil(whole, most)
-    parts = [(first * PARTITIONS, PARTITIONS, last - first) for first, last in _even_pieces(whole, count)]
+def _parts(call: _Call) -> list[tuple[int, int, int]]:
+    """(first key, P, T) of all keys that this core reads: as many chunks at once as are worth it, then the rest."""
+    whole, rest = divmod(call.key_BGKD.shape[2], PARTITIONS)
+    cores = nl.num_programs(0) if call.shares_keys else 1
+    count = _ceil(_ceil(whole, max(1, PIECE_BYTES // call.row_bytes)), cores) * cores
+    pieces = _pieces(0, whole, _ceil(whole, count)) if whole else []
+    parts = [(first * PARTITIONS, PARTITIONS, last - first) for first, last in pieces]
     if rest:
         parts.append((whole * PARTITIONS, rest, 1))
-    places = []
-    for start, partitions, chunks in parts:
-        heads = max(1, BLOCK_BYTES // (chunks * (depth + width) * itemsize))
-        heads = min(heads, max(1, BANK // call.rows))
-        for first, last in _pieces(unit.first_head, unit.last_head, heads):
-            places.append((first, last, start, partitions, chunks))
-    return places
+    return _of_core(call, parts)
 
 
-def _even_pieces(size: int, count: int) -> list[tuple[int, int]]:
-    """Pieces of about the same size: a small one would cost as many instructions as a large one."""
-    return _pieces(0, size, _ceil(size, count)) if size else []
+def _of_core(call: _Call, parts: list[Any]) -> list[Any]:
+    return parts[nl.program_id(0) :: nl.num_programs(0)] if call.shares_keys else parts
+
+
+def _places(call: _Call, unit: _Unit, start: int, partitions: int, chunks: int, register: Any = None) -> list[_Place]:
+    """A block for as many key heads as BLOCK_BYTES hold, and a bank the scores of a chunk."""
+    both = (call.key_BGKD.shape[3] + call.value_BGKE.shape[3]) * call.itemsize
+    heads = max(1, min(BLOCK_BYTES // (chunks * both), BANK // call.rows))
+    pieces = _pieces(unit.first_head, unit.last_head, heads)
+    return [_Place(*heads, partitions, chunks, start, register) for heads in pieces]
 
 
 # Loading
@@ -341,8 +383,8 @@ def _load_unit(call: _Call, batch: int, first: int, last: int) -> _Unit:
 
 
 def _start(call: _Call, unit: _Unit) -> None:
-    """A sink is a key before all others, with a weight of 1 and no value."""
-    if call.sinks_H is None:
+    """A sink is a key before all others, with a weight of 1 and no value; of the first core where both share keys."""
+    if call.sinks_H is None or (call.shares_keys and nl.program_id(0) > 0):
         nisa.memset(dst=unit.maximum_PW, value=-FLOOR, engine=nisa.engine.gpsimd)
         return
     first, last = _query_heads(call, unit.first_head, unit.last_head)
@@ -386,46 +428,57 @@ def _broadcast(tensor: Any, dim: int, index: int) -> int:
     return 0 if tensor.shape[dim] == 1 else index
 
 
-def _load_block(call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int) -> _Block:
-    keys_PNTD = _load_keys(call.key_BGKD, unit.batch, first, last, start, partitions, chunks)
-    values_PNTE = _load_keys(call.value_BGKE, unit.batch, first, last, start, partitions, chunks)
-    added_PTW = _added(call, unit, first, last, start, partitions, chunks) if call.is_masked else None
-    return _Block(unit, first, last, start, keys_PNTD, values_PNTE, added_PTW)
+def _load_block(call: _Call, unit: _Unit, place: _Place) -> _Block:
+    keys_PNTD = _load_keys(call.key_BGKD, unit, place)
+    values_PNTE = _load_keys(call.value_BGKE, unit, place)
+    return _Block(place, keys_PNTD, values_PNTE, _added(call, unit, place) if call.is_masked else None)
 
 
-def _load_keys(source_BGKD: Any, batch: int, first: int, last: int, start: int, partitions: int, chunks: int) -> Any:
-    loaded_PNTD = nl.ndarray((partitions, last - first, chunks, source_BGKD.shape[3]), dtype=source_BGKD.dtype)
-    source_NKD = source_BGKD[batch, first:last, nl.ds(start, partitions * chunks), :]
-    source_PNTD = source_NKD.reshape_dim(1, (partitions, chunks)).permute((1, 0, 2, 3))
-    nisa.dma_copy(dst=loaded_PNTD, src=source_PNTD)
+def _load_keys(source_BGKD: Any, unit: _Unit, place: _Place) -> Any:
+    _, groups, keys, depth = source_BGKD.shape
+    loaded_PNTD = nl.ndarray((place.partitions, place.heads, place.chunks, depth), dtype=source_BGKD.dtype)
+    pattern = [
+        [place.chunks * depth, place.partitions],
+        [keys * depth, place.heads],
+        [depth, place.chunks],
+        [1, depth],
+    ]
+    offset = ((unit.batch * groups + place.first_head) * keys + place.start) * depth
+    nisa.dma_copy(dst=loaded_PNTD, src=_at(source_BGKD, pattern, offset, place, 2))
     return loaded_PNTD
+
+
+def _at(tensor: Any, pattern: list[list[int]], offset: int, place: _Place, dim: int) -> Any:
+    """Elements of a tensor in HBM; a register moves them along its dimension `dim`, which has the keys."""
+    if place.register is None:
+        return tensor.ap(pattern, offset=offset)
+    return tensor.ap(pattern, offset=offset, scalar_offset=place.register, indirect_dim=dim)
 
 
 # Masks and bias
 
 
-def _added(call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int) -> Any:
+def _added(call: _Call, unit: _Unit, place: _Place) -> Any:
     """What is added to the logits of a block, (P, T, W) or (P, T, Q): the bias, and -UNSEEN for keys not seen."""
-    place = (call, unit, first, last, start, partitions, chunks)
-    seen = None
+    unseen = None
     if call.ranges_BQ2 is not None:
-        seen = _unseen_by_range(*place[:2], *place[4:])
+        unseen = _unseen_by_range(call, unit, place)
     if call.mask_BHQK is not None:
-        loaded_PWT = _load_pairs(call.mask_BHQK, *place)
-        unseen = nl.ndarray((partitions, chunks, loaded_PWT.shape[1]), dtype=nl.float32)
+        loaded_PWT = _load_pairs(call, call.mask_BHQK, unit, place)
+        masked = nl.ndarray((place.partitions, place.chunks, loaded_PWT.shape[1]), dtype=nl.float32)
         nisa.tensor_scalar(
-            dst=unseen,
+            dst=masked,
             data=loaded_PWT.permute((0, 2, 1)),
             op0=nl.equal,
             operand0=0.0,
             op1=nl.multiply,
             operand1=-UNSEEN,
         )
-        seen = unseen if seen is None else _combined(call, unseen, seen, nl.minimum)
+        unseen = masked if unseen is None else _combined(call, masked, unseen, nl.minimum)
     if call.bias_BHQK is None:
-        return seen
-    bias_PTW = _load_pairs(call.bias_BHQK, *place).permute((0, 2, 1))
-    return bias_PTW if seen is None else _combined(call, bias_PTW, seen, nl.add)
+        return unseen
+    bias_PTW = _load_pairs(call, call.bias_BHQK, unit, place).permute((0, 2, 1))
+    return bias_PTW if unseen is None else _combined(call, bias_PTW, unseen, nl.add)
 
 
 def _combined(call: _Call, first_PTW: Any, second_PTW: Any, op: Any) -> Any:
@@ -449,16 +502,19 @@ def _by_head(call: _Call, tensor_PTW: Any, width: int) -> Any:
     return split.broadcast(2, repeats) if repeats > 1 else split
 
 
-def _unseen_by_range(call: _Call, unit: _Unit, start: int, partitions: int, chunks: int) -> Any:
+def _unseen_by_range(call: _Call, unit: _Unit, place: _Place) -> Any:
     """(P, T, Q), -UNSEEN where a key is outside of its range."""
+    partitions, chunks = place.partitions, place.chunks
     if chunks not in call.positions:
         call.positions[chunks] = nl.ndarray((PARTITIONS, chunks), dtype=nl.float32)
         nisa.iota(dst=call.positions[chunks], pattern=[[1, chunks]], offset=0, channel_multiplier=chunks)
-    shape = (partitions, chunks, call.queries)
-    bounds_PQ2 = nl.ndarray((partitions, call.queries, 2), dtype=nl.float32)
-    nisa.tensor_scalar(dst=bounds_PQ2, data=unit.ranges_PQ2[0:partitions], op0=nl.subtract, operand0=float(start))
     position = call.positions[chunks][0:partitions, :].expand_dim(2).broadcast(2, call.queries)
-    after, seen, unseen = (nl.ndarray(shape, dtype=nl.float32) for _ in range(3))
+    bounds_PQ2 = unit.bounds_PQ2
+    if place.register is None:
+        bounds_PQ2 = nl.ndarray((partitions, call.queries, 2), dtype=nl.float32)
+        ranges_PQ2 = unit.ranges_PQ2[0:partitions]
+        nisa.tensor_scalar(dst=bounds_PQ2, data=ranges_PQ2, op0=nl.subtract, operand0=float(place.start))
+    after, seen, unseen = (nl.ndarray((partitions, chunks, call.queries), dtype=nl.float32) for _ in range(3))
     for dst, bound, op in ((after, 0, nl.greater_equal), (seen, 1, nl.less)):
         bound_PTQ = bounds_PQ2[:, :, bound].expand_dim(1).broadcast(1, chunks)
         nisa.tensor_tensor(dst=dst, data1=position, data2=bound_PTQ, op=op)
@@ -467,18 +523,85 @@ def _unseen_by_range(call: _Call, unit: _Unit, start: int, partitions: int, chun
     return unseen
 
 
-def _load_pairs(
-    tensor_BHQK: Any, call: _Call, unit: _Unit, first: int, last: int, start: int, partitions: int, chunks: int
-) -> Any:
+def _load_pairs(call: _Call, tensor_BHQK: Any, unit: _Unit, place: _Place) -> Any:
     """What belongs to a block of a mask or a bias, (P, W, T), or (P, Q, T) if it is the same for all heads."""
+    _, heads, queries, keys = tensor_BHQK.shape
     batch = _broadcast(tensor_BHQK, 0, unit.batch)
-    first, last = (0, 1) if tensor_BHQK.shape[1] == 1 else _query_heads(call, first, last)
-    width = (last - first) * call.queries
-    source_HQK = tensor_BHQK[batch, first:last, :, nl.ds(start, partitions * chunks)]
-    source_WK = source_HQK.flatten_dims(0, 1)
-    loaded_PWT = nl.ndarray((partitions, width, chunks), dtype=tensor_BHQK.dtype)
-    nisa.dma_copy(dst=loaded_PWT, src=source_WK.reshape_dim(1, (partitions, chunks)).permute((1, 0, 2)))
+    first, last = (0, 1) if heads == 1 else _query_heads(call, place.first_head, place.last_head)
+    width = (last - first) * queries
+    loaded_PWT = nl.ndarray((place.partitions, width, place.chunks), dtype=tensor_BHQK.dtype)
+    pattern = [[place.chunks, place.partitions], [keys, width], [1, place.chunks]]
+    offset = (batch * heads + first) * queries * keys + place.start
+    nisa.dma_copy(dst=loaded_PWT, src=_at(tensor_BHQK, pattern, offset, place, 3))
     return loaded_PWT
+
+
+# Keys that no query sees
+
+
+def _attend_in_loop(call: _Call, batch: int, first: int, last: int) -> None:
+    """A unit from the first key that a query of it sees to the last one, which the chip finds out while it runs.
+
+    In a body of `fori_loop` nothing is known of the turn before; what they hand on is in the unit's state and bounds.
+    """
+    unit = _load_unit(call, batch, first, last)
+    chunks, keys = call.loop_chunks, call.key_BGKD.shape[2]
+    turn = chunks * PARTITIONS
+    looped = keys // turn * turn
+    cores = nl.num_programs(0) if call.shares_keys else 1
+    start_P1, stop = _seen_keys(call, unit, turn)
+    unit.bounds_PQ2 = nl.ndarray((PARTITIONS, call.queries, 2), dtype=nl.float32)
+    nisa.tensor_scalar(dst=unit.bounds_PQ2, data=unit.ranges_PQ2, op0=nl.subtract, operand0=start_P1)
+
+    def attend(start: Any) -> None:
+        places = _places(call, unit, 0, PARTITIONS, chunks, register=start)
+        _run(call, _steps_of(call, unit, places, is_all=False))
+        nisa.tensor_scalar(dst=unit.bounds_PQ2, data=unit.bounds_PQ2, op0=nl.subtract, operand0=float(turn * cores))
+
+    nl.fori_loop(_register(start_P1), _register(stop, most=looped), attend, step=turn * cores)
+    left, rest = divmod(keys - looped, PARTITIONS)
+    parts = [(looped, PARTITIONS, left), (keys - rest, rest, 1)]
+    for part in _of_core(call, [part for part in parts if part[1] and part[2]]):
+        _attend_once(call, unit, part, stop)
+    _divide(call, unit)
+    _arrange_output(call, unit)
+    _store(call, unit)
+
+
+def _attend_once(call: _Call, unit: _Unit, part: tuple[int, int, int], stop_P1: Any) -> None:
+    """Keys that no turn of the loop has, if any query sees them: a loop of one turn or none."""
+
+    def attend(_: Any) -> None:
+        _run(call, _steps_of(call, unit, _places(call, unit, *part), is_all=False))
+
+    nl.fori_loop(part[0], _register(stop_P1), attend, step=call.key_BGKD.shape[2])
+
+
+def _seen_keys(call: _Call, unit: _Unit, turn: int) -> tuple[Any, Any]:
+    """Where the first turn of this core starts and the last seen key ends, on each partition, in float32."""
+    keys = float(call.key_BGKD.shape[2])
+    start_P1, stop_P1 = (nl.ndarray((PARTITIONS, 1), dtype=nl.float32) for _ in range(2))
+    for index, (found, op) in enumerate(((start_P1, nl.minimum), (stop_P1, nl.maximum))):
+        nisa.tensor_reduce(dst=found, op=op, data=unit.ranges_PQ2[:, :, index], axis=1)
+        nisa.tensor_scalar(dst=found, data=found, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=keys)
+    whole_P1 = nl.ndarray((PARTITIONS, 1), dtype=nl.int32)
+    nisa.tensor_copy(dst=whole_P1, src=start_P1)
+    nisa.tensor_scalar(dst=whole_P1, data=whole_P1, op0=nl.bitwise_and, operand0=-turn)  # a power of two
+    skipped = turn * nl.program_id(0) if call.shares_keys else 0
+    nisa.tensor_scalar(dst=start_P1, data=whole_P1, op0=nl.add, operand0=float(skipped))
+    return start_P1, stop_P1
+
+
+def _register(number_P1: Any, most: int | None = None) -> Any:
+    """A number that is the same on all partitions, `most` at the most."""
+    integer = nl.ndarray((1, 1), dtype=nl.int32)
+    if most is None:
+        nisa.tensor_copy(dst=integer, src=number_P1[0:1, :])
+    else:
+        nisa.tensor_scalar(dst=integer, data=number_P1[0:1, :], op0=nl.minimum, operand0=float(most))
+    register = nisa.register_alloc()
+    nisa.register_load(register, integer)
+    return register
 
 
 # Scores
@@ -487,8 +610,8 @@ def _load_pairs(
 def _transpose_keys(call: _Call, step: _Step) -> None:
     """Chunks of keys with D on the partitions, a bank of PSUM at a time."""
     block = step.block
-    heads = block.last_head - block.first_head
-    per_bank = BANK_BYTES // (PARTITIONS * _itemsize(call.key_BGKD))
+    heads = block.place.heads
+    per_bank = BANK_BYTES // (PARTITIONS * call.itemsize)
     groups = [
         (head, *pieces) for head in range(heads) for pieces in _pieces(step.first, step.last, call.pack)
     ]  # of chunks
@@ -505,7 +628,7 @@ def _transpose_bank(
     call: _Call, step: _Step, groups: list[tuple[int, int, int]], part: int, columns: tuple[int, int], turn: int
 ) -> None:
     keys_PNTD = step.block.keys_PNTD
-    partitions = step.block.partitions
+    partitions = step.block.place.partitions
     chunks, depth = groups[0][2] - groups[0][1], columns[1] - columns[0]
     in_psum = nl.ndarray((chunks * depth, len(groups), partitions), dtype=keys_PNTD.dtype, buffer=nl.psum)
     copied = nl.ndarray(in_psum.shape, dtype=keys_PNTD.dtype)
@@ -522,9 +645,9 @@ def _transpose_bank(
 def _score(call: _Call, step: _Step) -> None:
     """Logits before `call.factor`, and the maximum of each partition."""
     block, (column, last_column) = step.block, step.columns
-    shape = (block.partitions, step.last - step.first, last_column - column)
+    shape = (block.place.partitions, step.last - step.first, last_column - column)
     scores_PTW = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    for head in range(block.last_head - block.first_head):
+    for head in range(block.place.heads):
         begin, end = head * call.rows, (head + 1) * call.rows
         for chunk in range(step.first, step.last):
             for part in range(len(call.depth_parts)):
@@ -538,7 +661,7 @@ def _score(call: _Call, step: _Step) -> None:
                     accumulate=part > 0,
                 )
     step.logits_PTW = _logits(call, step, scores_PTW)
-    step.maxima_PW = nl.ndarray((block.partitions, shape[2]), dtype=nl.float32)
+    step.maxima_PW = nl.ndarray((block.place.partitions, shape[2]), dtype=nl.float32)
     nisa.tensor_reduce(dst=step.maxima_PW, op=nl.maximum, data=step.logits_PTW.permute((0, 2, 1)), axis=2)
 
 
@@ -608,7 +731,7 @@ def _join(call: _Call, step: _Step) -> None:
     partitions, chunks, width = step.weights_PTW.shape
     added = nl.ndarray((PARTITIONS, 1 + len(call.width_parts), width), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=added[:, 0, :], stationary=call.ones_PP[0:partitions, :], moving=step.sums_PW, accumulate=False)
-    for head in range(block.last_head - block.first_head):
+    for head in range(block.place.heads):
         for part, (first, last) in enumerate(call.width_parts):
             for chunk in range(chunks):
                 nisa.nc_matmul(
@@ -618,8 +741,7 @@ def _join(call: _Call, step: _Step) -> None:
                     accumulate=chunk > 0,
                 )
     state = step.unit.state[:, 1:, step.columns[0] : step.columns[1]]
-    decay = step.decay_PW.expand_dim(1).broadcast(1, state.shape[1])
-    nisa.tensor_tensor(dst=state, data1=state, data2=decay, op=nl.multiply)
+    _shrink(state, step.decay_PW)
     for height, first, last in _same_heights(call):
         nisa.tensor_tensor(
             dst=state[0:height, first:last, :],
@@ -637,16 +759,36 @@ def _same_heights(call: _Call) -> list[tuple[int, int, int]]:
     return pieces if whole == len(heights) else [*pieces, (heights[-1], whole, whole + 1)]
 
 
+def _exchange(call: _Call, unit: _Unit) -> None:
+    """Joins what both cores have of a unit, on both of them."""
+    other = nl.ndarray(unit.state.shape, dtype=nl.float32)
+    core = 1 - nl.program_id(0)
+    nisa.sendrecv(src=unit.state, dst=other, send_to_rank=core, recv_from_rank=core, pipe_id=0)
+    joined_PW = nl.ndarray((PARTITIONS, unit.state.shape[2]), dtype=nl.float32)
+    nisa.tensor_tensor(dst=joined_PW, data1=unit.maximum_PW, data2=other[:, 0, :], op=nl.maximum)
+    for state in (unit.state, other):
+        decay_PW = nl.ndarray(joined_PW.shape, dtype=nl.float32)
+        nisa.tensor_tensor(dst=decay_PW, data1=state[:, 0, :], data2=joined_PW, op=nl.subtract)
+        nisa.activation(dst=decay_PW, op=nl.exp, data=decay_PW, scale=call.factor)
+        _shrink(state[:, 1:, :], decay_PW)
+    nisa.tensor_tensor(dst=unit.state[:, 1:, :], data1=unit.state[:, 1:, :], data2=other[:, 1:, :], op=nl.add)
+
+
+def _shrink(state_PNW: Any, decay_PW: Any) -> None:
+    decay_PNW = decay_PW.expand_dim(1).broadcast(1, state_PNW.shape[1])
+    nisa.tensor_tensor(dst=state_PNW, data1=state_PNW, data2=decay_PNW, op=nl.multiply)
+
+
 def _divide(call: _Call, unit: _Unit) -> None:
     """Divides by the sum of the weights."""
+    if call.shares_keys:
+        _exchange(call, unit)
     total_PW = unit.state[:, 1, :]
     if call.is_masked and call.sinks_H is None:
         nisa.tensor_scalar(dst=total_PW, data=total_PW, op0=nl.maximum, operand0=SMALLEST)
     share_PW = nl.ndarray(total_PW.shape, dtype=nl.float32)
     nisa.reciprocal(dst=share_PW, data=total_PW)
-    values_PNW = unit.state[:, 2:, :]
-    share_PNW = share_PW.expand_dim(1).broadcast(1, values_PNW.shape[1])
-    nisa.tensor_tensor(dst=values_PNW, data1=values_PNW, data2=share_PNW, op=nl.multiply)
+    _shrink(unit.state[:, 2:, :], share_PW)
 
 
 def _arrange_output(call: _Call, unit: _Unit) -> None:
@@ -661,5 +803,7 @@ def _arrange_output(call: _Call, unit: _Unit) -> None:
 
 
 def _store(call: _Call, unit: _Unit) -> None:
+    if call.shares_keys and nl.program_id(0) > 0:
+        return
     first, last = _query_heads(call, unit.first_head, unit.last_head)
     nisa.dma_copy(dst=call.output_BHQE[unit.batch, first:last].flatten_dims(0, 1), src=unit.output_WE)

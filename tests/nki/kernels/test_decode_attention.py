@@ -147,3 +147,31 @@ def test_refuses_two_dtypes():
     query, key, value = inputs(1, 1, 1, 1, 4, 8, 8)
     with pytest.raises(ValueError, match="of one dtype, not float32, bfloat16"):
         decode_attention_kernel(query, key.bfloat16(), value)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2], ids="{} key heads".format)
+@pytest.mark.parametrize("mask", [mask for mask in MASKS if "ranges_BQ2" in MASKS[mask]])
+def test_loop_over_seen_keys(monkeypatch, mask, groups, cores):
+    from optimum_neuron_torch.nki.kernels import decode_attention
+
+    monkeypatch.setattr(decode_attention, "TURN_BYTES", 1)  # turns of 128 keys
+    monkeypatch.setattr(decode_attention, "SHARED_KEYS", 512)
+    tensors = [tensor[:1] for tensor in inputs(2, 4, groups, 3, 700, 32, 24)]
+    for row in range(MASKS[mask]["ranges_BQ2"].shape[0]):
+        options = {name: tensor[row % tensor.shape[0]][None] for name, tensor in MASKS[mask].items()}
+        check(tensors, cores=cores, **options, **WAYS["softcap and sinks"])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2], ids="{} key heads".format)
+def test_reads_only_seen_keys(monkeypatch, groups, cores):
+    """Rows with 2000, 1030, 30 and no keys in their ranges, in turns of 256 keys."""
+    from optimum_neuron_torch.nki.kernels import decode_attention
+
+    monkeypatch.setattr(decode_attention, "TURN_BYTES", groups * 256 * 256)
+    tensors = inputs(4, 2 * groups, groups, 1, 6000, 64, 64, torch.bfloat16)
+    bounds = ranges([[2000, 4000]], [[0, 1030]], [[5960, 5990]], [[7, 7]])
+    report = check(tensors, cores=cores, ranges_BQ2=bounds)
+    whole = sum(tensor.numel() * 2 for tensor in tensors[1:])
+    assert report.dma_bytes["HBM -> SBUF"] < 0.17 * whole  # 2304, 1280 and 112 of 24000 keys are 0.154
