@@ -5,6 +5,15 @@ the block's keys and values grow in PSUM; those of the queries grow in SBUF, in 
 share a key head, of all its query heads, are one list; where SBUF does not hold what belongs to all of them it is cut
 into sections, and the gradients of keys and values are summed over sections in HBM, in float32.
 
+The engines run side by side, each in the order of the program. So a tile against a block, a step, is done in parts,
+and between them come the parts of other steps:
+
+    step i      Tensor Engine   scores               Scalar Engine   probabilities
+    step i - 1  Tensor Engine   gradients of those   Vector Engine   gradients of the scores
+    step i - 2  Tensor Engine   to the sums of the block's values and keys
+                DMA             transposes the gradients of the scores; the Tensor Engine does where DMA has no time
+    step i - 7  Tensor Engine   product with the keys, which the Vector Engine adds to the sums of the queries
+
 Two cores share the work by (batch row, key head). Where one of those is left over, as with a single head, the cores
 take its key blocks in turns and exchange the sums for the queries through HBM.
 
@@ -13,22 +22,35 @@ on chip N tiles of 128 queries, M tiles of 128 keys, C parts of up to 128 of a h
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from .flash_attention_backward_plan import (
+    TILE,
+    Block,
+    Problem,
+    QueryTile,
+    Section,
+    Step,
+    ceil,
+    itemsize,
+    key_sums,
+    keys_seen,
+    parts_of,
+    pieces_of,
+    plan,
+    runs_of,
+)
 
-TILE = 128  # partitions, so rows of a tile
-BLOCK_KEYS = 512  # float32 values of a PSUM bank: what one product may write
-WIDE_BLOCK_KEYS = 256  # for head sizes above 128: the sums of a block's keys and values are four banks all the same
-SECTION_BYTES = 80 * 1024  # of a partition: the next section is loaded while SBUF still holds this one
+
 LOAD_TILES = 8  # one transfer: large enough to be efficient, small enough to start early
-GROUP_TILES = 4
+GROUP_TILES = 4  # tiles whose vectors one instruction makes
 ZERO_KEYS = 2048
-KEYS_AHEAD = 8  # steps: loads run while others compute, and find no room between transposes if they are issued late
+# In steps: what is issued long before its use finds time between DMA's transposes, a transfer every few steps.
+KEYS_AHEAD = 8
 QUERIES_AHEAD = 100
 STEPS_PER_LOAD = 3
 STEPS_TO_SCORES = 1  # from a tile's probabilities to the gradients of its scores
@@ -58,7 +80,8 @@ def flash_attention_backward_kernel(
     Args:
         grad_BHQE: of the output. It, query_BHQD, key_BGKD, value_BGKE and output_BHQE have one dtype: float32,
             bfloat16 or float16. H is a multiple of G; D and E are at most 256; every length is 1 or more.
-        logsumexp_BHQ: float32, of all logits of a query, its sink included; -inf where it sees nothing.
+        logsumexp_BHQ: float32, of all logits of a query, its sink included; of a query that sees nothing -inf, or a
+            number so low that no logit is.
         ranges_BQ2: int32, the keys [start, end) that a query sees; batch 1 or B. Below 2**24.
         mask_BHQK: uint8, not 0 where a query sees a key; batch 1 or B, heads 1 or H.
         bias_BHQK: float32, bfloat16 or float16, finite; batch 1 or B, heads 1 or H.
@@ -74,7 +97,7 @@ def flash_attention_backward_kernel(
     they are multiplied. A query that sees no key adds nothing anywhere. The logsumexp is a float32: where a bias lifts
     it to 1e5, probabilities are good to about 1%.
     """
-    problem = _Problem(
+    problem = Problem(
         grad_BHQE,
         query_BHQD,
         key_BGKD,
@@ -94,7 +117,7 @@ def flash_attention_backward_kernel(
     gradients = _allocate_gradients(problem)
     # Engines work in the order of the instructions. So each step is cut where one would wait for what the others make
     # of its last result, and has the parts of other steps in between.
-    steps = _plan(problem)
+    steps = plan(problem)
     to_queries = _steps_to_queries(problem)
     for number in range(len(steps) + to_queries):
         if number < len(steps):
@@ -109,50 +132,6 @@ def flash_attention_backward_kernel(
     return tuple(gradient for gradient in gradients if gradient is not None)
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What the kernel was called with."""
-
-    grad_BHQE: Any
-    query_BHQD: Any
-    key_BGKD: Any
-    value_BGKE: Any
-    output_BHQE: Any
-    logsumexp_BHQ: Any
-    ranges_BQ2: Any
-    mask_BHQK: Any
-    bias_BHQK: Any
-    sinks_H: Any
-    scale: float
-    softcap: float | None
-    is_causal: bool
-    needs_bias_gradient: bool
-
-    @property
-    def dtype(self):
-        return self.query_BHQD.dtype
-
-    @property
-    def queries(self) -> int:
-        return self.query_BHQD.shape[2]
-
-    @property
-    def keys(self) -> int:
-        return self.key_BGKD.shape[2]
-
-    @property
-    def depth(self) -> int:
-        return self.query_BHQD.shape[3]
-
-    @property
-    def value_depth(self) -> int:
-        return self.value_BGKE.shape[3]
-
-    @property
-    def heads_per_group(self) -> int:
-        return self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
-
-
 class _Gradients(NamedTuple):
     """In HBM, what the kernel returns; None is left out."""
 
@@ -163,7 +142,7 @@ class _Gradients(NamedTuple):
     sinks_BH: Any
 
 
-def _check(problem: _Problem) -> None:
+def _check(problem: Problem) -> None:
     (batch, heads, queries, depth), (_, groups, keys, _) = problem.query_BHQD.shape, problem.key_BGKD.shape
     value_depth = problem.value_depth
     expected = {
@@ -188,7 +167,7 @@ def _check(problem: _Problem) -> None:
         raise ValueError(f"is_causal with {queries} queries and {keys} keys: it takes as many of both")
 
 
-def _allocate_gradients(problem: _Problem) -> _Gradients:
+def _allocate_gradients(problem: Problem) -> _Gradients:
     query, key, value = problem.query_BHQD, problem.key_BGKD, problem.value_BGKE
     bias = sinks = None
     if problem.needs_bias_gradient:
@@ -197,177 +176,6 @@ def _allocate_gradients(problem: _Problem) -> _Gradients:
         sinks = nl.ndarray(tuple(query.shape[:2]), nl.float32, buffer=nl.shared_hbm)
     like = [nl.ndarray(tuple(tensor.shape), tensor.dtype, buffer=nl.shared_hbm) for tensor in (query, key, value)]
     return _Gradients(*like, bias, sinks)
-
-
-# What is done, in which order: all of it known from the shapes
-
-
-@dataclass(frozen=True)
-class _QueryTile:
-    """Up to 128 queries of a head, the `place`-th tile of their section."""
-
-    head: int
-    start: int
-    rows: int
-    place: int
-
-    @property
-    def columns(self) -> slice:
-        """Of the section's transposed tensors."""
-        return slice(self.place * TILE, self.place * TILE + self.rows)
-
-
-@dataclass
-class _Unit:
-    """A key head of a batch row, with the query heads that use it."""
-
-    batch: int
-    group: int
-    cores: int  # that take its key blocks in turns, each with sums of its own for the queries
-    sink_sums_PH: Any = None
-
-
-@dataclass
-class _Section:
-    """Queries of a unit that are in SBUF together."""
-
-    unit: _Unit
-    tiles: list[_QueryTile]
-    is_last: bool
-    loaded: Any = None
-    loading: Any = None  # what is still to do
-    arrived: int = 0  # tiles of which all is loaded
-    number: int = 0  # among those of this core
-    prepared: set[int] = field(default_factory=set)  # places of the tiles that are
-    begun: set[int] = field(default_factory=set)  # places of the tiles whose sums have begun
-
-
-class _KeySums(NamedTuple):
-    key_KMD: Any
-    value_KME: Any
-
-
-@dataclass
-class _StoredSums:
-    """The float32 sums of one block's keys over the sections so far, in HBM, of the chunks that have any."""
-
-    sums: _KeySums
-    chunks: int = 0
-
-
-@dataclass
-class _Block:
-    """Keys whose gradients grow in PSUM, while the queries of one section pass by."""
-
-    section: _Section
-    start: int
-    keys: int
-    stored: _StoredSums | None  # None where only one section sees the block
-    is_last: bool  # of the sections that see it, which then sees all of it
-    loaded: Any = None
-    sums: _KeySums | None = None
-    chunks: int = 0  # whose sums have begun
-
-
-@dataclass
-class _Step:
-    """One tile of queries with one block of keys; without a tile where a section sees nothing of this core's keys."""
-
-    section: _Section
-    block: _Block | None = None
-    tile: _QueryTile | None = None
-    seen: int = 0  # keys of the block, from the first on, that the tile may see
-    ends_block: bool = False
-    ends_section: bool = False
-    mask_QK: Any = None
-    capped_QK: Any = None  # the tanh of the softcap
-    probabilities_QK: Any = None
-    score_grads_QK: Any = None
-    score_grads_KMQ: Any = None
-
-
-def _plan(problem: _Problem) -> list[_Step]:
-    """The steps of this core."""
-    cores, core = nl.num_programs(), nl.program_id(0)
-    batch, groups = problem.key_BGKD.shape[:2]
-    units = [(row, group) for row in range(batch) for group in range(groups)]
-    alone = len(units) // cores * cores
-    steps = []
-    for row, group in units[core:alone:cores]:
-        steps += _unit_steps(problem, _Unit(row, group, 1), 0)
-    for row, group in units[alone:]:
-        steps += _unit_steps(problem, _Unit(row, group, cores), core)
-    for before, step in zip(steps, steps[1:], strict=False):
-        step.section.number = before.section.number + before.ends_section
-    return steps
-
-
-def _unit_steps(problem: _Problem, unit: _Unit, core: int) -> list[_Step]:
-    """Section by section, and in each of them block by block."""
-    sections = _sections(problem, unit)
-    widest = BLOCK_KEYS if max(problem.depth, problem.value_depth) <= TILE else WIDE_BLOCK_KEYS
-    size = min(widest, _ceil(_ceil(problem.keys, unit.cores), TILE) * TILE)
-    blocks: list[list[_Block]] = [[] for _ in sections]
-    for start in range(core * size, problem.keys, unit.cores * size):
-        keys = min(size, problem.keys - start)
-        users = [
-            index
-            for index, section in enumerate(sections)
-            if any(_seen(problem, tile, start, keys) for tile in section.tiles)
-        ]
-        stored = None if len(users) == 1 else _StoredSums(_key_sums(problem, keys, nl.private_hbm))
-        for index in users:
-            blocks[index].append(_Block(sections[index], start, keys, stored, index == users[-1]))
-    return [step for each, own in zip(sections, blocks, strict=True) for step in _section_steps(problem, each, own)]
-
-
-def _key_sums(problem: _Problem, keys: int, buffer: Any) -> _KeySums:
-    shape = (TILE, _ceil(keys, TILE))
-    return _KeySums(
-        nl.ndarray((*shape, problem.depth), nl.float32, buffer=buffer),
-        nl.ndarray((*shape, problem.value_depth), nl.float32, buffer=buffer),
-    )
-
-
-def _sections(problem: _Problem, unit: _Unit) -> list[_Section]:
-    heads = range(unit.group * problem.heads_per_group, (unit.group + 1) * problem.heads_per_group)
-    places = [(head, start) for head in heads for start in range(0, problem.queries, TILE)]
-    count = _ceil(len(places), _section_tiles(problem))
-    size = _ceil(len(places), count)
-    sections = []
-    for first in range(0, len(places), size):
-        tiles = [
-            _QueryTile(head, start, min(TILE, problem.queries - start), place)
-            for place, (head, start) in enumerate(places[first : first + size])
-        ]
-        sections.append(_Section(unit, tiles, first + size >= len(places)))
-    return sections
-
-
-def _section_tiles(problem: _Problem) -> int:
-    """How many tiles of queries fit: queries and gradients as they are and transposed, outputs, float32 sums."""
-    depths = problem.depth + 2 * problem.value_depth
-    transposed = TILE * (_ceil(problem.depth, TILE) + _ceil(problem.value_depth, TILE))
-    return SECTION_BYTES // (_itemsize(problem.dtype) * (depths + transposed) + 4 * problem.depth)
-
-
-def _section_steps(problem: _Problem, section: _Section, blocks: list[_Block]) -> list[_Step]:
-    steps = []
-    for block in blocks:
-        for tile in section.tiles:
-            seen = _seen(problem, tile, block.start, block.keys)
-            if seen:
-                steps.append(_Step(section, block, tile, seen))
-        steps[-1].ends_block = True
-    if not steps:
-        steps.append(_Step(section))
-    steps[-1].ends_section = True
-    return steps
-
-
-def _seen(problem: _Problem, tile: _QueryTile, start: int, keys: int) -> int:
-    """How many of a block's keys come before the end of the tile, where order counts."""
-    return max(0, min(keys, tile.start + tile.rows - start)) if problem.is_causal else keys
 
 
 # What is loaded
@@ -398,7 +206,7 @@ class _Keys(NamedTuple):
     value_ECK: Any
 
 
-def _load_ahead(problem: _Problem, steps: list[_Step], number: int, oldest: _Section) -> None:
+def _load_ahead(problem: Problem, steps: list[Step], number: int, oldest: Section) -> None:
     """Loads what this step needs, and some of what steps to come need: no more than the next section's queries."""
     step = steps[number]
     for each in (step, steps[min(number + KEYS_AHEAD, len(steps) - 1)]):
@@ -419,7 +227,7 @@ def _load_ahead(problem: _Problem, steps: list[_Step], number: int, oldest: _Sec
     next(following.loading, None)
 
 
-def _load_queries(problem: _Problem, section: _Section) -> Iterator[None]:
+def _load_queries(problem: Problem, section: Section) -> Iterator[None]:
     """Issues one transfer after the other; the first tiles have all of theirs before the next ones have any."""
     count, dtype, batch = len(section.tiles), problem.dtype, section.unit.batch
     depth, value_depth = problem.depth, problem.value_depth
@@ -440,7 +248,7 @@ def _load_queries(problem: _Problem, section: _Section) -> Iterator[None]:
         # Rows that no query has: they count for nothing where rows are summed.
         nisa.memset(dst=loaded.offset_QN, value=LOWEST)
         nisa.memset(dst=loaded.delta_QN, value=0.0)
-    for head, start, rows, place in _runs(section.tiles, LOAD_TILES):
+    for head, start, rows, place in runs_of(section.tiles, LOAD_TILES):
         _load_transposed(loaded.query_DCQ, problem.query_BHQD[batch, head], start, rows, place)
         yield
         _load_transposed(loaded.grad_ECQ, problem.grad_BHQE[batch, head], start, rows, place)
@@ -457,15 +265,15 @@ def _load_queries(problem: _Problem, section: _Section) -> Iterator[None]:
         _load_rows(loaded.output_QNE, problem.output_BHQE[batch, head], start, rows, place)
         yield
         _load_rows(loaded.query_QND, problem.query_BHQD[batch, head], start, rows, place)
-        section.arrived = place + _ceil(rows, TILE)
+        section.arrived = place + ceil(rows, TILE)
         yield
 
 
-def _load_keys(problem: _Problem, block: _Block) -> _Keys:
+def _load_keys(problem: Problem, block: Block) -> _Keys:
     unit, dtype, rows = block.section.unit, problem.dtype, block.keys
     key_KD = problem.key_BGKD[unit.batch, unit.group]
     value_KE = problem.value_BGKE[unit.batch, unit.group]
-    chunks = _ceil(rows, TILE)
+    chunks = ceil(rows, TILE)
     loaded = _Keys(
         key_KMD=nl.ndarray((TILE, chunks, problem.depth), dtype),
         key_DCK=_transposed(problem.depth, rows, dtype),
@@ -479,7 +287,7 @@ def _load_keys(problem: _Problem, block: _Block) -> _Keys:
 
 def _load_rows(dst_PNX: Any, src_RX: Any, start: int, rows: int, place: int) -> None:
     """Rows from `start` on, 128 of them beside each other, to the tiles from `place` on."""
-    for partitions, first, stop in _pieces(rows, LOAD_TILES):
+    for partitions, first, stop in pieces_of(rows, LOAD_TILES):
         piece = src_RX[start + first * TILE : start + first * TILE + partitions * (stop - first)]
         piece_PNX = piece.reshape_dim(0, (stop - first, partitions)).permute((1, 0, 2))
         nisa.dma_copy(dst=dst_PNX[0:partitions, place + first : place + stop], src=piece_PNX)
@@ -487,8 +295,8 @@ def _load_rows(dst_PNX: Any, src_RX: Any, start: int, rows: int, place: int) -> 
 
 def _load_transposed(dst_XCR: Any, src_RX: Any, start: int, rows: int, place: int) -> None:
     """Rows from `start` on as columns, from those of the tile `place` on."""
-    for part, (first, size) in enumerate(_parts(src_RX.shape[1])):
-        if _itemsize(src_RX.dtype) == 2:
+    for part, (first, size) in enumerate(parts_of(src_RX.shape[1])):
+        if itemsize(src_RX.dtype) == 2:
             for row in range(0, rows, LOAD_TILES * TILE):
                 count = min(LOAD_TILES * TILE, rows - row)
                 src = src_RX[start + row : start + row + count, first : first + size]
@@ -496,7 +304,7 @@ def _load_transposed(dst_XCR: Any, src_RX: Any, start: int, rows: int, place: in
                 nisa.dma_transpose(dst=dst_XCR[0:size, part, column : column + count], src=src)
             continue
         # Transposes by DMA are of elements of two bytes: the Tensor Engine does the others.
-        for partitions, tile, _ in _pieces(rows, 1):
+        for partitions, tile, _ in pieces_of(rows, 1):
             row, column = start + tile * TILE, (place + tile) * TILE
             rows_RX = nl.ndarray((partitions, size), src_RX.dtype)
             nisa.dma_copy(dst=rows_RX, src=src_RX[row : row + partitions, first : first + size])
@@ -507,7 +315,7 @@ def _load_transposed(dst_XCR: Any, src_RX: Any, start: int, rows: int, place: in
             )
 
 
-def _prepare(problem: _Problem, section: _Section, tile: _QueryTile) -> None:
+def _prepare(problem: Problem, section: Section, tile: QueryTile) -> None:
     """What the engines make of a group of tiles, when the first of them needs it: engines wait in their order."""
     loaded = section.loaded
     stop = tile.place + 1
@@ -551,7 +359,7 @@ def _leave_out_later(stop_Q1: Any, start: int) -> None:
 # A step: probabilities, and the gradient of the scores
 
 
-def _find_probabilities(problem: _Problem, step: _Step) -> None:
+def _find_probabilities(problem: Problem, step: Step) -> None:
     """exp(logits - logsumexp) of a tile of queries over a block of keys; of keys that are not seen it may be anything,
     where _leave_out_unseen is to come."""
     section, tile = step.section, step.tile
@@ -573,10 +381,10 @@ def _find_probabilities(problem: _Problem, step: _Step) -> None:
     )
 
 
-def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, step: _Step) -> Any:
+def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, step: Step) -> Any:
     """Of each query with each key, over the parts of the head size."""
     product_QK = nl.ndarray((step.tile.rows, step.seen), nl.float32, buffer=nl.psum)
-    for part, (_, size) in enumerate(_parts(depth)):
+    for part, (_, size) in enumerate(parts_of(depth)):
         nisa.nc_matmul(
             dst=product_QK,
             stationary=rows_XCQ[0:size, part, step.tile.columns],
@@ -586,7 +394,7 @@ def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, step: _Step) -> Any:
     return product_QK
 
 
-def _logits(problem: _Problem, step: _Step, scores_QK: Any) -> tuple[Any, float]:
+def _logits(problem: Problem, step: Step, scores_QK: Any) -> tuple[Any, float]:
     """And a factor that they still lack."""
     if problem.softcap is not None:
         step.capped_QK = nl.ndarray(scores_QK.shape, nl.float32)
@@ -606,7 +414,7 @@ def _logits(problem: _Problem, step: _Step, scores_QK: Any) -> tuple[Any, float]
     return logits_QK, factor
 
 
-def _select_ranges(step: _Step, logits_QK: Any) -> Any:
+def _select_ranges(step: Step, logits_QK: Any) -> Any:
     bounds_Q2 = step.section.loaded.bounds_QN2[0 : step.tile.rows, step.tile.place]
     selected_QK = nl.ndarray(logits_QK.shape, nl.float32)
     nisa.range_select(
@@ -622,7 +430,7 @@ def _select_ranges(step: _Step, logits_QK: Any) -> Any:
     return selected_QK
 
 
-def _leave_out_unseen(problem: _Problem, step: _Step) -> None:
+def _leave_out_unseen(problem: Problem, step: Step) -> None:
     """By the mask, and by the order where ranges have not done it."""
     if step.mask_QK is not None:
         nisa.tensor_copy_predicated(dst=step.probabilities_QK, src=0.0, predicate=step.mask_QK, reverse_pred=True)
@@ -640,7 +448,7 @@ def _leave_out_unseen(problem: _Problem, step: _Step) -> None:
         )
 
 
-def _load_part(tensor_BHQK: Any, step: _Step) -> Any:
+def _load_part(tensor_BHQK: Any, step: Step) -> Any:
     """What a mask or bias has for a tile of queries and the keys that it may see."""
     batches, heads = tensor_BHQK.shape[:2]
     batch, head = step.section.unit.batch if batches > 1 else 0, step.tile.head if heads > 1 else 0
@@ -653,7 +461,7 @@ def _load_part(tensor_BHQK: Any, step: _Step) -> Any:
     return part_QK
 
 
-def _differentiate_scores(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+def _differentiate_scores(problem: Problem, gradients: _Gradients, step: Step) -> None:
     """probabilities * (grads - delta): of the logits, so of the bias; through the softcap, of the scaled scores."""
     if step.tile is None:
         return
@@ -679,7 +487,7 @@ def _differentiate_scores(problem: _Problem, gradients: _Gradients, step: _Step)
         _store_bias_gradient(gradients, step, bias_grads_QK)
 
 
-def _multiply_centred(step: _Step, dst_QK: Any, grads_QK: Any, slope_QK: Any, is_negative: bool) -> None:
+def _multiply_centred(step: Step, dst_QK: Any, grads_QK: Any, slope_QK: Any, is_negative: bool) -> None:
     """(grads - delta) * slope, of a slope whose sign may be the other one."""
     tile = step.tile
     nisa.scalar_tensor_tensor(
@@ -693,19 +501,19 @@ def _multiply_centred(step: _Step, dst_QK: Any, grads_QK: Any, slope_QK: Any, is
     )
 
 
-def _store_bias_gradient(gradients: _Gradients, step: _Step, bias_grads_QK: Any) -> None:
+def _store_bias_gradient(gradients: _Gradients, step: Step, bias_grads_QK: Any) -> None:
     tile, block = step.tile, step.block
     rows_QK = gradients.bias_BHQK[step.section.unit.batch, tile.head, tile.start : tile.start + tile.rows]
     nisa.dma_copy(dst=rows_QK[:, block.start : block.start + step.seen], src=bias_grads_QK)
 
 
-def _clear_bias_gradient(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
+def _clear_bias_gradient(problem: Problem, gradients: _Gradients, section: Section) -> None:
     """What no step passes: the keys that order hides from whole tiles."""
     zeros_QK = nl.ndarray((TILE, min(problem.keys, ZERO_KEYS)), nl.float32)
     nisa.memset(dst=zeros_QK, value=0.0)
     for tile in section.tiles:
         rows_QK = gradients.bias_BHQK[section.unit.batch, tile.head, tile.start : tile.start + tile.rows]
-        for start in range(_seen(problem, tile, 0, problem.keys), problem.keys, ZERO_KEYS):
+        for start in range(keys_seen(problem, tile, 0, problem.keys), problem.keys, ZERO_KEYS):
             count = min(ZERO_KEYS, problem.keys - start)
             nisa.dma_copy(dst=rows_QK[:, start : start + count], src=zeros_QK[0 : tile.rows, 0:count])
 
@@ -713,15 +521,15 @@ def _clear_bias_gradient(problem: _Problem, gradients: _Gradients, section: _Sec
 # A step: its products
 
 
-def _add_to_keys(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+def _add_to_keys(problem: Problem, gradients: _Gradients, step: Step) -> None:
     """To the gradients of the block's keys and values; and the gradients of the scores, transposed."""
     block, tile = step.block, step.tile
     if tile is None:
         return
     queries = step.section.loaded
     if block.sums is None:
-        block.sums = _key_sums(problem, block.keys, nl.psum)
-    begun, block.chunks = block.chunks, max(block.chunks, _ceil(step.seen, TILE))
+        block.sums = key_sums(problem, block.keys, nl.psum)
+    begun, block.chunks = block.chunks, max(block.chunks, ceil(step.seen, TILE))
     _add_chunks(block.sums.value_KME, step, step.probabilities_QK, queries.grad_QNE, begun)
     if step.ends_block:
         _finish_values(problem, gradients, block)
@@ -731,9 +539,9 @@ def _add_to_keys(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
     step.score_grads_KMQ = _transpose_chunks(problem, step)
 
 
-def _add_chunks(sums_KMX: Any, step: _Step, left_QK: Any, right_QNX: Any, begun: int) -> None:
+def _add_chunks(sums_KMX: Any, step: Step, left_QK: Any, right_QNX: Any, begun: int) -> None:
     """left.T @ right; the chunks of the block from `begun` on have no sums yet."""
-    for partitions, chunk, _ in _pieces(step.seen, 1):
+    for partitions, chunk, _ in pieces_of(step.seen, 1):
         nisa.nc_matmul(
             dst=sums_KMX[0:partitions, chunk],
             stationary=left_QK[:, chunk * TILE : chunk * TILE + partitions],
@@ -742,35 +550,35 @@ def _add_chunks(sums_KMX: Any, step: _Step, left_QK: Any, right_QNX: Any, begun:
         )
 
 
-def _transposes_by_dma(problem: _Problem) -> bool:
+def _transposes_by_dma(problem: Problem) -> bool:
     """Where DMA has nothing else to do in every step: else its descriptors, 600 ns a transfer, would set the pace."""
-    return _itemsize(problem.dtype) == 2 and problem.mask_BHQK is None and problem.bias_BHQK is None
+    return itemsize(problem.dtype) == 2 and problem.mask_BHQK is None and problem.bias_BHQK is None
 
 
-def _has_dma_time(problem: _Problem, step: _Step) -> bool:
+def _has_dma_time(problem: Problem, step: Step) -> bool:
     """Not while it brings in the section's own queries; and three times of four for wide heads, with more to load."""
     is_loading = step.section.arrived < len(step.section.tiles)
     is_wide = max(problem.depth, problem.value_depth) > TILE
     return not is_loading and not (is_wide and step.tile.place % 4 == 0)
 
 
-def _steps_to_queries(problem: _Problem) -> int:
+def _steps_to_queries(problem: Problem) -> int:
     """From a tile's probabilities to the product with the transposed gradients: DMA takes 2.6 us, a step 1.1."""
     return 7 if _transposes_by_dma(problem) else 3
 
 
-def _transpose_chunks(problem: _Problem, step: _Step) -> Any:
+def _transpose_chunks(problem: Problem, step: Step) -> Any:
     """The gradients of the scores with the keys on the partitions."""
-    shape = (TILE, _ceil(step.seen, TILE), step.tile.rows)
+    shape = (TILE, ceil(step.seen, TILE), step.tile.rows)
     transposed_KMQ = nl.ndarray(shape, problem.dtype)
     if _transposes_by_dma(problem) and _has_dma_time(problem, step):
-        for partitions, first, stop in _pieces(step.seen):
+        for partitions, first, stop in pieces_of(step.seen):
             chunks_QK = step.score_grads_QK[:, first * TILE : first * TILE + partitions * (stop - first)]
             chunks_QMK = chunks_QK.reshape_dim(1, (stop - first, partitions))
             nisa.dma_transpose(dst=transposed_KMQ[0:partitions, first:stop], src=chunks_QMK)
         return transposed_KMQ
     columns_KMQ = nl.ndarray(shape, problem.dtype, buffer=nl.psum)
-    for partitions, chunk, _ in _pieces(step.seen, 1):
+    for partitions, chunk, _ in pieces_of(step.seen, 1):
         nisa.nc_transpose(
             dst=columns_KMQ[0:partitions, chunk],
             data=step.score_grads_QK[:, chunk * TILE : chunk * TILE + partitions],
@@ -778,17 +586,17 @@ def _transpose_chunks(problem: _Problem, step: _Step) -> Any:
         )
     # Of the two that read PSUM, the one with less to do: the softcap is the Scalar Engine's.
     engine = nisa.engine.scalar if problem.softcap is None else nisa.engine.vector
-    for partitions, first, stop in _pieces(step.seen):
+    for partitions, first, stop in pieces_of(step.seen):
         part = (slice(0, partitions), slice(first, stop))
         nisa.tensor_copy(dst=transposed_KMQ[part], src=columns_KMQ[part], engine=engine)
     return transposed_KMQ
 
 
-def _add_to_queries(problem: _Problem, gradients: _Gradients, step: _Step) -> None:
+def _add_to_queries(problem: Problem, gradients: _Gradients, step: Step) -> None:
     section, tile = step.section, step.tile
     if tile is not None:
         sums_QD = nl.ndarray((tile.rows, problem.depth), nl.float32, buffer=nl.psum)
-        for partitions, chunk, _ in _pieces(step.seen, 1):
+        for partitions, chunk, _ in pieces_of(step.seen, 1):
             nisa.nc_matmul(
                 dst=sums_QD,
                 stationary=step.score_grads_KMQ[0:partitions, chunk],
@@ -808,27 +616,25 @@ def _add_to_queries(problem: _Problem, gradients: _Gradients, step: _Step) -> No
 # What is stored
 
 
-def _finish_values(problem: _Problem, gradients: _Gradients, block: _Block) -> None:
+def _finish_values(problem: Problem, gradients: _Gradients, block: Block) -> None:
     stored_KME = None if block.stored is None else block.stored.sums.value_KME
     # The Scalar Engine, while the Vector Engine has the scores' gradients to make.
     _finish_sums(block, block.sums.value_KME, stored_KME, gradients.value_BGKE, 1.0, nisa.engine.scalar)
 
 
-def _finish_keys(problem: _Problem, gradients: _Gradients, block: _Block) -> None:
+def _finish_keys(problem: Problem, gradients: _Gradients, block: Block) -> None:
     stored_KMD = None if block.stored is None else block.stored.sums.key_KMD
     _finish_sums(block, block.sums.key_KMD, stored_KMD, gradients.key_BGKD, problem.scale, nisa.engine.vector)
     if block.stored is not None:
         block.stored.chunks = max(block.stored.chunks, block.chunks)
 
 
-def _finish_sums(
-    block: _Block, sums_KMX: Any, stored_KMX: Any, gradient_BGKX: Any, factor: float, engine: Any
-) -> None:
+def _finish_sums(block: Block, sums_KMX: Any, stored_KMX: Any, gradient_BGKX: Any, factor: float, engine: Any) -> None:
     """The sums of the block's keys go to HBM: as gradients if no other section adds to them."""
     gradient_KX = gradient_BGKX[block.section.unit.batch, block.section.unit.group]
     result_KMX = nl.ndarray(sums_KMX.shape, gradient_KX.dtype if block.is_last else nl.float32)
     summed = 0 if stored_KMX is None else block.stored.chunks
-    for partitions, first, stop in _pieces(block.keys, 1 if 0 < summed < block.chunks else block.chunks):
+    for partitions, first, stop in pieces_of(block.keys, 1 if 0 < summed < block.chunks else block.chunks):
         if first >= block.chunks:
             break
         part = (slice(0, partitions), slice(first, stop))
@@ -853,7 +659,7 @@ def _finish_sums(
             nisa.dma_copy(dst=stored_KMX[part], src=result_KMX[part])
 
 
-def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
+def _finish_section(problem: Problem, gradients: _Gradients, section: Section) -> None:
     """The gradients of the section's queries go to HBM, and its part of those of the sinks is summed."""
     unit, sums_QND = section.unit, section.loaded.query_grad_QND
     for tile in section.tiles:
@@ -861,8 +667,8 @@ def _finish_section(problem: _Problem, gradients: _Gradients, section: _Section)
             nisa.memset(dst=sums_QND[0 : tile.rows, tile.place], value=0.0)
     tiles = section.tiles if unit.cores == 1 else _exchange_sums(section)
     result_QND = nl.ndarray(sums_QND.shape, problem.dtype)
-    for head, start, rows, place in _runs(tiles):
-        for partitions, first, stop in _pieces(rows, LOAD_TILES):
+    for head, start, rows, place in runs_of(tiles):
+        for partitions, first, stop in pieces_of(rows, LOAD_TILES):
             part = (slice(0, partitions), slice(place + first, place + stop))
             nisa.activation(dst=result_QND[part], op=nl.copy, data=sums_QND[part], scale=problem.scale)
             gradient_QD = gradients.query_BHQD[unit.batch, head]
@@ -883,31 +689,31 @@ def _store_rows(dst_RX: Any, src_PNX: Any, start: int, partitions: int, first: i
     nisa.dma_copy(dst=rows_PNX, src=src_PNX[0:partitions, place + first : place + stop])
 
 
-def _exchange_sums(section: _Section) -> list[_QueryTile]:
+def _exchange_sums(section: Section) -> list[QueryTile]:
     """Adds the other core's sums for one half of the tiles, which it returns, and gives it those of the other half."""
     sums_QND, core = section.loaded.query_grad_QND, nl.program_id(0)
-    middle = _ceil(len(section.tiles), 2)
+    middle = ceil(len(section.tiles), 2)
     halves = (section.tiles[:middle], section.tiles[middle:])
     shared_SQND = nl.ndarray((2, *sums_QND.shape), nl.float32, buffer=nl.shared_hbm)
-    for part in _parts_of(halves[1 - core]):
+    for part in _pieces_of_tiles(halves[1 - core]):
         nisa.dma_copy(dst=shared_SQND[(core, *part)], src=sums_QND[part])
     nisa.core_barrier(data=shared_SQND, cores=(0, 1))
-    for part in _parts_of(halves[core]):
+    for part in _pieces_of_tiles(halves[core]):
         others_QND = nl.ndarray(sums_QND[part].shape, nl.float32)
         nisa.dma_copy(dst=others_QND, src=shared_SQND[(1 - core, *part)])
         nisa.tensor_tensor(dst=sums_QND[part], data1=sums_QND[part], data2=others_QND, op=nl.add)
     return halves[core]
 
 
-def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> None:
+def _add_sinks(problem: Problem, gradients: _Gradients, section: Section) -> None:
     """- sum of exp(sink - logsumexp) * delta over the queries of each head."""
     unit, loaded, heads = section.unit, section.loaded, problem.heads_per_group
     first_head = unit.group * heads
     if unit.sink_sums_PH is None:
         unit.sink_sums_PH = nl.ndarray((TILE, heads), nl.float32)
         nisa.memset(dst=unit.sink_sums_PH, value=0.0)
-    for head, _, rows, place in _runs(section.tiles):
-        places = slice(place, place + _ceil(rows, TILE))
+    for head, _, rows, place in runs_of(section.tiles):
+        places = slice(place, place + ceil(rows, TILE))
         sink_P1 = nl.ndarray((TILE, 1), nl.float32)
         nisa.dma_copy(dst=sink_P1, src=problem.sinks_H.ap(pattern=[[0, TILE], [1, 1]], offset=head))
         shares_QN = nl.ndarray((TILE, places.stop - places.start), nl.float32)
@@ -924,50 +730,14 @@ def _add_sinks(problem: _Problem, gradients: _Gradients, section: _Section) -> N
         nisa.dma_copy(dst=sinks_1H, src=total_1H)
 
 
-def _parts_of(tiles: list[_QueryTile]) -> list[tuple[slice, slice]]:
+def _pieces_of_tiles(tiles: list[QueryTile]) -> list[tuple[slice, slice]]:
     """Of the section's sums, in few pieces."""
     return [
         (slice(0, partitions), slice(place + first, place + stop))
-        for _, _, rows, place in _runs(tiles)
-        for partitions, first, stop in _pieces(rows, LOAD_TILES)
+        for _, _, rows, place in runs_of(tiles)
+        for partitions, first, stop in pieces_of(rows, LOAD_TILES)
     ]
 
 
-# Rows in tiles
-
-
-def _ceil(size: int, by: int) -> int:
-    return -(-size // by)
-
-
-def _itemsize(dtype: Any) -> int:
-    return 4 if dtype == nl.float32 else 2
-
-
-def _parts(depth: int) -> list[tuple[int, int]]:
-    """Start and size of the parts of a head size, each of which the partitions hold."""
-    return [(first, min(TILE, depth - first)) for first in range(0, depth, TILE)]
-
-
 def _transposed(depth: int, columns: int, dtype: Any) -> Any:
-    return nl.ndarray((min(depth, TILE), _ceil(depth, TILE), columns), dtype)
-
-
-def _pieces(rows: int, most: int | None = None) -> list[tuple[int, int, int]]:
-    """(partitions, first tile, one behind the last) of what one instruction takes: whole tiles, then what is left."""
-    whole = rows // TILE
-    most = most or max(whole, 1)
-    pieces = [(TILE, first, min(first + most, whole)) for first in range(0, whole, most)]
-    return pieces + ([(rows % TILE, whole, whole + 1)] if rows % TILE else [])
-
-
-def _runs(tiles: list[_QueryTile], most: int | None = None) -> list[tuple[int, int, int, int]]:
-    """(head, first query, queries, place) of what follows each other within a head, of up to `most` tiles."""
-    runs: list[tuple[int, int, int, int]] = []
-    for tile in tiles:
-        if runs and runs[-1][0] == tile.head and (most is None or tile.place - runs[-1][3] < most):
-            head, start, rows, place = runs[-1]
-            runs[-1] = (head, start, rows + tile.rows, place)
-        else:
-            runs.append((tile.head, tile.start, tile.rows, tile.place))
-    return runs
+    return nl.ndarray((min(depth, TILE), ceil(depth, TILE), columns), dtype)

@@ -200,9 +200,9 @@ def test_chips_and_cores(chip, cores, groups):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_sections(monkeypatch, cores, is_causal):
     """Queries that do not fit together: the gradients of keys and values are summed over what does."""
-    from optimum_neuron_torch.nki.kernels import flash_attention_backward
+    from optimum_neuron_torch.nki.kernels import flash_attention_backward_plan
 
-    monkeypatch.setattr(flash_attention_backward, "_section_tiles", lambda problem: 4)
+    monkeypatch.setattr(flash_attention_backward_plan, "_section_tiles", lambda problem: 4)
     options = {"sinks_H": SINKS[:2], "bias_BHQK": bias(1, 2, 800, 800)}
     tensors = inputs(800, 800, heads=2, groups=1)
     check(*run(*tensors, cores=cores, scale=0.3, is_causal=is_causal, **options))
