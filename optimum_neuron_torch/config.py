@@ -17,7 +17,7 @@ FORMAT = "optimum_neuron_torch/1"
 OVERFLOWS = ("error", "grow", "split")
 
 # Strict kinds that the plugin itself watches; all others are the device's.
-PLUGIN_STRICT_KINDS = frozenset({"exact_shapes", "stock_path", "attention"})
+PLUGIN_STRICT_KINDS = frozenset({"exact_shapes", "stock_path", "attention", "kernels"})
 DEVICE_STRICT_KINDS = frozenset(
     "fallback unknown float64 int64 complex sparse forward_ad channels_last recompile multicore all".split()
 )
@@ -178,7 +178,8 @@ class NeuronConfig:
             the rest of a step eagerly; False runs all eagerly. All at bucket shapes.
         verify: the self check at first use: "warn" takes the stock path on a mismatch, "raise" raises, False skips it.
         outputs: "exact" gives compact tensors of the true size, "view" views of the padded ones.
-        strict: kinds that become errors for this model: "exact_shapes", "stock_path", "attention".
+        strict: kinds that become errors for this model: "exact_shapes", "stock_path", "attention", "kernels" (a layer
+            that looks like one our kernels know, and is none).
         options: options of the compile backend, as {"executor": "inductor"}.
 
     Raises ValueError for a value outside these.

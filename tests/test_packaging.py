@@ -118,7 +118,7 @@ def _requirements(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (["optimum_neuron_torch"], ["emulator", "plots"]),
+        (["optimum_neuron_torch"], ["emulator", "kernels", "plots"]),
         (["tests", "model_tests", "examples", "benchmarks"], ["test"]),
     ],
 )

@@ -24,12 +24,13 @@ from ..buckets.module import BucketedModule, ExactShapesError, NoGraphError
 from ..buckets.probing import POSITIONAL
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
-from ..nki.modes import check_simulator
+from ..nki.modes import check_simulator, kernels_run
 from ..nki.paths import recording
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .attention_check import AttentionCheck
 from .hooks import put_hooks, remove_hooks, saving
+from .kernel_layers import KernelLayers, exchange_layers
 from .moving import moved
 from .noticing import unwatch
 
@@ -51,6 +52,8 @@ class Prepared:
     attention_lock: Any = field(default_factory=threading.RLock)
     # Arguments of a call at (batch, sequence), for a module that does not take tokens by the usual names.
     sample: Callable[[int, int], dict[str, Any]] | None = None
+    # Where kernels run: the layers that run them.
+    layers: KernelLayers | None = None
 
 
 class LazyGeneration:
@@ -131,6 +134,7 @@ def attach(
     unwatch(module)
     ledger = Ledger(type(module).__name__, config.strict)
     graphs = Graphs(ledger, config)
+    layers = exchange_layers(module, ledger) if config.nki == "simulate" or kernels_run() else None
     previous = _set_attention(module, config, ledger)
     can_generate = callable(getattr(module, "can_generate", None)) and module.can_generate()
     prepared = Prepared(
@@ -139,6 +143,7 @@ def attach(
         BucketedModule(module, config, ledger, graphs, function=function),
         LazyGeneration(module, config, ledger, graphs) if can_generate else None,
         AttentionCheck(module, previous, config, ledger),
+        layers=layers,
     )
     hooks: dict[str, Callable] = {
         "forward": _forward_hook(module, prepared),
@@ -166,6 +171,8 @@ def detach(module: torch.nn.Module) -> torch.nn.Module:
     if prepared is None:
         return module
     remove_hooks(module)
+    if prepared.layers is not None:
+        prepared.layers.take_back()
     if prepared.attention.previous is not None:
         module.set_attn_implementation(prepared.attention.previous)
     return module

@@ -1,0 +1,313 @@
+"""RMSNorm, rotary embedding and gated MLPs of Transformers models by kernels: found by what they compute, exchanged
+where kernels run, given back.
+"""
+
+import builtins
+import copy
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    BertConfig,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    T5Config,
+)
+from transformers.models.bert.modeling_bert import BertIntermediate
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP, Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+from transformers.models.t5.modeling_t5 import T5DenseGatedActDense, T5LayerNorm
+
+import optimum_neuron_torch as ont
+from optimum_neuron_torch import NeuronConfig
+from optimum_neuron_torch.integrations.kernel_layers import GatedMLP, Norm, recognise
+
+
+pytest.importorskip("kernels")  # of the extra "test"
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "pad_token_id": 0, "eos_token_id": 1,
+    "bos_token_id": 2,
+}  # fmt: skip
+# Their own checks compare models with themselves, as other tests do.
+COMPILED = NeuronConfig(nki="simulate", verify=False, options={"executor": "aten", "lowering": "off"})
+SIMULATED = NeuronConfig(nki="simulate", verify=False, compile=False)
+
+
+def made(config=LlamaConfig, kind=LlamaForCausalLM, **settings):
+    """With weights that are not those of a new model: a norm's 1 or 0 would hide how it is used."""
+    torch.manual_seed(0)
+    model = kind(config(**{**SIZES, **settings})).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return made()
+
+
+def ids(rows=2, length=9):
+    return torch.randint(3, 64, (rows, length), generator=torch.Generator().manual_seed(rows + length))
+
+
+def exchanged(model):
+    return Counter(
+        type(layer).__name__ for layer in model.modules() if layer is not model and "forward" in vars(layer)
+    )
+
+
+# ---- what a layer is ------------------------------------------------------------------------------------------------
+
+
+class Halved(torch.nn.Module):
+    """An RMSNorm but for a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(16)), 1e-6
+
+    def forward(self, x):
+        return self.weight * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps) / 2).to(x)
+
+
+class Gated(torch.nn.Module):
+    """A gated MLP of a given activation, with biases, names of its own, and a dropout."""
+
+    def __init__(self, activation, dropout=0.0):
+        super().__init__()
+        self.w1, self.w2, self.w3 = (torch.nn.Linear(*size) for size in ((8, 12), (12, 8), (8, 12)))
+        self.activation, self.dropout = activation, torch.nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.w2(self.dropout(self.activation(self.w1(x)) * self.w3(x)))
+
+
+def config(kind, **settings):
+    return kind(**{**SIZES, **settings})
+
+
+USUAL = ("gate_proj", "up_proj", "down_proj")
+KNOWN = {
+    "Llama's norm": (lambda: LlamaRMSNorm(32), Norm("weight", "variance_epsilon", 0.0, False)),
+    "T5's norm": (lambda: T5LayerNorm(32), Norm("weight", "variance_epsilon", 0.0, False)),
+    "Gemma's norm": (lambda: Gemma2RMSNorm(32), Norm("weight", "eps", 1.0, True)),
+    "OLMo's norm": (lambda: Olmo2RMSNorm(32), Norm("weight", "variance_epsilon", 0.0, True)),
+    "SiLU": (lambda: LlamaMLP(config(LlamaConfig)), GatedMLP(*USUAL, "silu")),
+    "GELU": (lambda: Qwen3MLP(config(Qwen3Config, hidden_act="gelu")), GatedMLP(*USUAL, "gelu")),
+    "GELU by tanh": (lambda: Gemma2MLP(config(Gemma2Config)), GatedMLP(*USUAL, "gelu_tanh")),
+    "square projections": (
+        lambda: LlamaMLP(config(LlamaConfig, intermediate_size=32)),
+        GatedMLP(*USUAL, "silu"),
+    ),
+    "biases and other names": (lambda: Gated(F.silu), GatedMLP("w1", "w3", "w2", "silu")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KNOWN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_are_known_by_what_they_compute(case, dtype):
+    make, variant = KNOWN[case]
+    assert recognise(make().to(dtype)) == (variant, None)
+
+
+UNKNOWN = {
+    "a mean is taken off": (lambda: CohereLayerNorm(32), "no RMSNorm"),
+    "a constant": (Halved, "no RMSNorm"),
+    "another activation": (lambda: Gated(F.relu), "no act"),
+    "dropout in training": (lambda: Gated(F.silu, dropout=0.1), "no act"),
+    "T5's dropout": (lambda: T5DenseGatedActDense(T5Config(dropout_rate=0.1)), "no act"),
+    "rows too wide": (lambda: LlamaRMSNorm(2**16), "rows of"),
+    "no epsilon": (lambda: LlamaRMSNorm(32, eps=0.0), "eps"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_layers_that_look_alike_have_a_reason(case):
+    make, reason = UNKNOWN[case]
+    variant, found = recognise(make().eval())
+    assert variant is None and reason in found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.nn.LayerNorm(8), lambda: torch.nn.Linear(8, 8), lambda: BertIntermediate(config(BertConfig))],
+)
+def test_others_are_not_spoken_of(make):
+    assert recognise(make()) == (None, None)
+
+
+def test_a_forward_that_needs_more_than_its_rows_has_a_reason():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(4)), 1e-6
+
+        def forward(self, x):
+            return self.somewhere_else(x)
+
+    variant, reason = recognise(Odd())
+    assert variant is None and "does not run by itself (AttributeError" in reason
+
+
+# ---- in models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [(LlamaConfig, LlamaForCausalLM, COMPILED), (Gemma2Config, Gemma2ForCausalLM, SIMULATED)]
+)
+def test_results_and_runs(case):
+    """Logits and tokens of the CPU, by one run of a kernel for each layer."""
+    *family, settings = case
+    stock = made(*family)
+    model = ont.prepare(copy.deepcopy(stock), settings)
+    layers = exchanged(model)
+    norms = sum(count for name, count in layers.items() if name.endswith("RMSNorm"))
+    assert norms == sum("norm" in name for name, _ in stock.named_parameters()) and layers.total() == norms + 2
+    with torch.no_grad():
+        expected = stock(ids()).logits
+        with ont.nki.simulation() as runs:
+            found = model(ids(), use_cache=False).logits.cpu()
+    kernels = Counter(run.kernel for run in runs)
+    assert (kernels["rms_norm_kernel"], kernels["swiglu_kernel"]) == (norms, 2)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert model.state_dict().keys() == stock.state_dict().keys()
+    assert ont.report(model).departures == []
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids())}
+    assert torch.equal(model.generate(ids(), **options), stock.generate(ids(), **options))
+
+
+def test_gradients(llama):
+    """Of all weights, in training mode."""
+
+    def gradients(model, tokens):
+        model.train().zero_grad()
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        return {name: weight.grad.cpu() for name, weight in model.named_parameters()}
+
+    expected = gradients(copy.deepcopy(llama), ids())
+    model = ont.prepare(copy.deepcopy(llama), SIMULATED)
+    with ont.nki.simulation() as runs:
+        found = gradients(model, ids().to("neuron"))
+    assert {"rms_norm_backward_kernel", "swiglu_backward_kernel"} <= {run.kernel for run in runs}
+    for name, gradient in found.items():
+        assert (gradient - expected[name]).abs().max() <= 1e-5 * max(1e-3, expected[name].abs().max()), name
+
+
+def test_without_kernels_nothing_is_exchanged(llama):
+    model = ont.prepare(copy.deepcopy(llama), NeuronConfig(verify=False, compile=False))
+    assert exchanged(model) == {}
+
+
+def test_prepared_while_kernels_run(llama):
+    with ont.nki.simulation():
+        model = ont.prepare(copy.deepcopy(llama), NeuronConfig(verify=False, compile=False))
+        assert exchanged(model).total() == 7
+    tokens = ids().to("neuron")
+    with torch.no_grad(), ont.nki.simulation() as runs:
+        simulated = model.train()(tokens, use_cache=False).logits  # not in buckets
+    assert {"rms_norm_kernel", "swiglu_kernel"} <= {run.kernel for run in runs}
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens, use_cache=False).logits, simulated, rtol=1e-5, atol=1e-5)
+
+
+def test_unprepare_gives_forwards_back(llama):
+    model = ont.prepare(copy.deepcopy(llama), SIMULATED)
+    ont.unprepare(model)
+    assert exchanged(model) == {}
+    assert not hasattr(LlamaMLP, "kernel_layer_name") and not hasattr(LlamaMLP, "kernel_condition")
+    assert all(not name.startswith("_neuron_") for layer in model.modules() for name in vars(layer))
+
+
+def test_copies_run_their_own_layers(llama):
+    model = ont.prepare(copy.deepcopy(llama), SIMULATED)
+    twin = copy.deepcopy(model)
+    assert exchanged(twin) == exchanged(model)
+    for layer in twin.modules():
+        if layer is not twin and "forward" in vars(layer):
+            assert vars(layer)["forward"].__self__ is layer
+    ont.unprepare(twin)
+    assert exchanged(twin) == {} and exchanged(model).total() == 7
+
+
+def test_pickled_models_have_their_own_forwards(llama):
+    model = ont.prepare(copy.deepcopy(llama), SIMULATED)
+    loaded = pickle.loads(pickle.dumps(model)).to("cpu")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids()).logits, llama(ids()).logits)
+    assert exchanged(ont.prepare(loaded, SIMULATED)).total() == 7
+    assert exchanged(ont.unprepare(loaded)) == {}
+
+
+def test_on_the_cpu_layers_are_their_own(llama):
+    model = ont.prepare(copy.deepcopy(llama), SIMULATED).to("cpu")
+    with torch.no_grad(), ont.nki.simulation() as runs:
+        found = model(ids()).logits
+    assert not {"rms_norm_kernel", "swiglu_kernel"} & {run.kernel for run in runs}
+    with torch.no_grad():
+        torch.testing.assert_close(found, llama(ids()).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16(llama):
+    """No further from float32 than half as much again as the CPU's own bfloat16."""
+    with torch.no_grad():
+        expected = llama(ids()).logits
+        own = copy.deepcopy(llama).bfloat16()(ids()).logits.float()
+        model = ont.prepare(copy.deepcopy(llama).bfloat16(), SIMULATED)
+        found = model(ids(), use_cache=False).logits.float().cpu()
+    for measure in (torch.max, torch.mean):
+        assert measure((found - expected).abs()) <= 1.5 * measure((own - expected).abs())
+
+
+# ---- reported -------------------------------------------------------------------------------------------------------
+
+
+def test_reasons_are_in_the_report(llama):
+    model = copy.deepcopy(llama)
+    model.model.norm.forward = model.model.norm.forward
+    model.model.layers[0].mlp.act_fn = torch.nn.ReLU()
+    report = ont.report(ont.prepare(model, SIMULATED))
+    rows = {(row["kind"], row["where"]): row["reason"] for row in report.departures}
+    assert "a forward of its own" in rows["kernels", "LlamaRMSNorm"]
+    assert "act(gate) * up" in rows["kernels", "LlamaMLP"]
+    assert exchanged(model) == {"LlamaMLP": 1, "LlamaRMSNorm": 5}  # of which one is its own
+    ont.unprepare(model)
+    assert exchanged(model) == {"LlamaRMSNorm": 1}
+
+
+def test_strict_makes_them_errors_and_leaves_no_layer_exchanged(llama):
+    model = copy.deepcopy(llama)
+    model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+    strict = NeuronConfig(nki="simulate", strict=("kernels",))
+    with pytest.raises(RuntimeError, match="strict 'kernels'.*LlamaMLP"):
+        ont.prepare(model, strict)
+    assert exchanged(model) == {}
+
+
+def test_without_the_package_that_is_reported(llama, monkeypatch):
+    stock = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "kernels":
+            raise ImportError("No module named 'kernels'")
+        return stock(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    model = ont.prepare(copy.deepcopy(llama), SIMULATED)
+    monkeypatch.undo()
+    (row,) = ont.report(model).departures
+    assert row["kind"] == "kernels" and "No module named 'kernels'" in row["reason"] and "pip install" in row["reason"]
+    assert exchanged(model) == {}
