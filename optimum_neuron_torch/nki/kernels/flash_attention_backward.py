@@ -397,9 +397,11 @@ def _product(rows_XCQ: Any, keys_XCK: Any, depth: int, step: Step) -> Any:
 def _logits(problem: Problem, step: Step, scores_QK: Any) -> tuple[Any, float]:
     """And a factor that they still lack."""
     if problem.softcap is not None:
-        step.capped_QK = nl.ndarray(scores_QK.shape, nl.float32)
-        nisa.activation(dst=step.capped_QK, op=nl.tanh, data=scores_QK, scale=problem.scale / problem.softcap)
-        logits_QK, factor = step.capped_QK, problem.softcap
+        logits_QK, factor = nl.ndarray(scores_QK.shape, nl.float32), problem.softcap
+        nisa.activation(dst=logits_QK, op=nl.tanh, data=scores_QK, scale=problem.scale / problem.softcap)
+        # In PSUM, from where the Vector Engine reads them at the same time as the probabilities.
+        step.squares_QK = nl.ndarray(scores_QK.shape, nl.float32, buffer=nl.psum)
+        nisa.activation(dst=step.squares_QK, op=nl.square, data=logits_QK)
     else:
         logits_QK, factor = scores_QK, problem.scale
     if problem.bias_BHQK is not None:
@@ -468,19 +470,18 @@ def _differentiate_scores(problem: Problem, gradients: _Gradients, step: Step) -
     grads_QK = _product(step.section.loaded.grad_ECQ, step.block.loaded.value_ECK, problem.value_depth, step)
     _leave_out_unseen(problem, step)
     slope_QK = step.probabilities_QK
-    if step.capped_QK is not None:
+    if step.squares_QK is not None:
         slope_QK = nl.ndarray(grads_QK.shape, nl.float32)
-        nisa.activation(dst=slope_QK, op=nl.square, data=step.capped_QK)
         nisa.scalar_tensor_tensor(
             dst=slope_QK,
-            data=slope_QK,
+            data=step.squares_QK,
             op0=nl.subtract,
             operand0=1.0,
             op1=nl.multiply,
             operand1=step.probabilities_QK,
         )
     step.score_grads_QK = nl.ndarray(grads_QK.shape, problem.dtype)
-    _multiply_centred(step, step.score_grads_QK, grads_QK, slope_QK, is_negative=step.capped_QK is not None)
+    _multiply_centred(step, step.score_grads_QK, grads_QK, slope_QK, is_negative=step.squares_QK is not None)
     if gradients.bias_BHQK is not None:
         bias_grads_QK = nl.ndarray(grads_QK.shape, nl.float32)
         _multiply_centred(step, bias_grads_QK, grads_QK, step.probabilities_QK, is_negative=False)
@@ -604,13 +605,24 @@ def _add_to_queries(problem: Problem, gradients: _Gradients, step: Step) -> None
                 accumulate=chunk > 0,
             )
         total_QD = section.loaded.query_grad_QND[0 : tile.rows, tile.place]
-        if tile.place in section.begun:
-            nisa.tensor_tensor(dst=total_QD, data1=total_QD, data2=sums_QD, op=nl.add)
-        else:
-            nisa.tensor_copy(dst=total_QD, src=sums_QD, engine=nisa.engine.vector)
+        _add_to_total(problem, total_QD, sums_QD, tile.place in section.begun)
         section.begun.add(tile.place)
     if step.ends_section:
         _finish_section(problem, gradients, section)
+
+
+def _add_to_total(problem: Problem, total_QD: Any, sums_QD: Any, has_begun: bool) -> None:
+    is_vector_busy = problem.ranges_BQ2 is not None and problem.softcap is None
+    if not has_begun:
+        nisa.tensor_copy(
+            dst=total_QD, src=sums_QD, engine=nisa.engine.scalar if is_vector_busy else nisa.engine.vector
+        )
+    elif not is_vector_busy:
+        nisa.tensor_tensor(dst=total_QD, data1=total_QD, data2=sums_QD, op=nl.add, engine=nisa.engine.vector)
+    else:  # GpSimd does not read PSUM
+        copied_QD = nl.ndarray(sums_QD.shape, nl.float32)
+        nisa.tensor_copy(dst=copied_QD, src=sums_QD, engine=nisa.engine.scalar)
+        nisa.tensor_tensor(dst=total_QD, data1=total_QD, data2=copied_QD, op=nl.add, engine=nisa.engine.gpsimd)
 
 
 # What is stored

@@ -139,7 +139,7 @@ class Step:
     ends_block: bool = False
     ends_section: bool = False
     mask_QK: Any = None
-    capped_QK: Any = None  # the tanh of the softcap
+    squares_QK: Any = None  # of the softcap's tanh
     probabilities_QK: Any = None
     score_grads_QK: Any = None
     score_grads_KMQ: Any = None
