@@ -244,3 +244,10 @@ def test_functions_without_a_file_have_the_digest_of_their_code():
     assert source_digest(one) != source_digest(made("def kernel(x):\n    return 2"))
     assert source_digest(len) == ""
     assert "#" in register(one)[0]
+
+
+def test_operators_of_torch_itself_do_not_read_all_of_it():
+    from optimum_neuron_torch.emulator.nki.sources import _folder_of_packages, _reached, source_file
+
+    file = source_file(torch._prims_common.is_same_shape)
+    assert _reached(file, _folder_of_packages(file)) == {file}
