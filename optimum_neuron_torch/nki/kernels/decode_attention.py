@@ -34,7 +34,8 @@ HEAD_MAX = 256
 PIECE_BYTES = 8192  # of one head that a partition reads in one piece: the larger, the less DMA's cost of each piece
 BLOCK_BYTES = 16384  # keys and values of a block, per partition: 2 MiB, some thousand times what starting DMA takes
 TURN_BYTES = 4 * 2**20  # of a loop's turn, in which nothing is computed while its first block is on its way
-SHARED_KEYS = 1024  # below, two cores gain less than what they spend to join their results
+SHARED_BYTES = 2**22  # of keys and values: below, two cores gain less than they spend to join their results
+MANY_ROWS = 32
 STAGES = 6  # of a step, from its scores to the output
 
 UNSEEN = 1.7e38  # taken off the logits of keys that are not seen; twice that is still finite
@@ -72,8 +73,7 @@ def decode_attention_kernel(
     """
     call = _Call.of(query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap)
     if call.loop_chunks:
-        for batch, first, last in _heads_of_core(call):
-            _attend_in_loop(call, batch, first, last)
+        _attend_to_seen_keys(call)
     else:
         _run(call, _steps(call))
     return call.output_BHQE
@@ -140,15 +140,17 @@ class _Call:
     softcap: float | None
     output_BHQE: Any
     ones_PP: Any
+    has_many_rows: bool  # then the Tensor Engine sums the weights and the Scalar Engine copies more: Vector is busy
     positions: dict[int, Any] = field(default_factory=dict)  # by T: (P, T), the number of a key in its block
 
     @classmethod
     def of(cls, query, key, value, ranges, mask, bias, sinks, scale, softcap) -> "_Call":
         _check(query, key, value)
         output = nl.ndarray((*query.shape[:3], value.shape[3]), dtype=query.dtype, buffer=nl.shared_hbm)
-        ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32)
+        has_many_rows = query.shape[1] // key.shape[1] * query.shape[2] >= MANY_ROWS
+        ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=query.dtype if has_many_rows else nl.float32)
         nisa.memset(dst=ones, value=1.0)
-        return cls(query, key, value, ranges, mask, bias, sinks, scale, softcap, output, ones)
+        return cls(query, key, value, ranges, mask, bias, sinks, scale, softcap, output, ones, has_many_rows)
 
     @property
     def is_masked(self) -> bool:
@@ -192,8 +194,9 @@ class _Call:
     @property
     def shares_keys(self) -> bool:
         """Whether each core reads every other part of the keys, for want of an even number of key heads."""
-        batch, groups, keys, _ = self.key_BGKD.shape
-        return batch * groups % nl.num_programs(0) > 0 and keys >= SHARED_KEYS
+        batch, groups, keys, depth = self.key_BGKD.shape
+        size = batch * groups * keys * (depth + self.value_BGKE.shape[3]) * self.itemsize
+        return batch * groups % nl.num_programs(0) > 0 and size >= SHARED_BYTES and keys >= 2 * PARTITIONS
 
     @property
     def loop_chunks(self) -> int:
@@ -201,10 +204,12 @@ class _Call:
         if self.ranges_BQ2 is None:
             return 0
         _, groups, keys, depth = self.key_BGKD.shape
-        chunk_bytes = groups * PARTITIONS * (depth + self.value_BGKE.shape[3]) * self.itemsize
+        together = min(groups, PARTITIONS // self.rows)
+        chunk_bytes = together * PARTITIONS * (depth + self.value_BGKE.shape[3]) * self.itemsize
         most = max(1, min(TURN_BYTES // chunk_bytes, PIECE_BYTES // self.row_bytes))
         chunks = 1 << most.bit_length() - 1
-        return chunks if keys >= 2 * chunks * PARTITIONS * nl.num_programs(0) else 0
+        sharing = nl.num_programs(0) if self.shares_keys else 1
+        return chunks if keys >= 2 * chunks * PARTITIONS * sharing else 0
 
     @property
     def pack(self) -> int:
@@ -279,7 +284,7 @@ class _Block:
     place: _Place
     keys_PNTD: Any
     values_PNTE: Any
-    added_PTW: Any  # what is added to logits; W, or Q if it is the same for all heads
+    added_PWT: Any  # what is added to logits; W, or Q if it is the same for all heads
 
 
 @dataclass
@@ -293,11 +298,11 @@ class _Step:
     columns: tuple[int, int]  # of the unit's rows
     is_last: bool
     transposed: dict[tuple[int, int, int], Any] = field(default_factory=dict)  # by head, chunk, part of D
-    logits_PTW: Any = None
+    logits_PWT: Any = None
     maxima_PW: Any = None
     highest_W1: Any = None
     decay_PW: Any = None  # what earlier results shrink by
-    weights_PTW: Any = None
+    weights_PWT: Any = None
     sums_PW: Any = None
 
 
@@ -459,16 +464,16 @@ def _at(tensor: Any, pattern: list[list[int]], offset: int, place: _Place, dim: 
 
 
 def _added(call: _Call, unit: _Unit, place: _Place) -> Any:
-    """What is added to the logits of a block, (P, T, W) or (P, T, Q): the bias, and -UNSEEN for keys not seen."""
+    """What is added to the logits of a block, (P, W, T) or (P, Q, T): the bias, and -UNSEEN for keys not seen."""
     unseen = None
     if call.ranges_BQ2 is not None:
         unseen = _unseen_by_range(call, unit, place)
     if call.mask_BHQK is not None:
         loaded_PWT = _load_pairs(call, call.mask_BHQK, unit, place)
-        masked = nl.ndarray((place.partitions, place.chunks, loaded_PWT.shape[1]), dtype=nl.float32)
+        masked = nl.ndarray(loaded_PWT.shape, dtype=nl.float32)
         nisa.tensor_scalar(
             dst=masked,
-            data=loaded_PWT.permute((0, 2, 1)),
+            data=loaded_PWT,
             op0=nl.equal,
             operand0=0.0,
             op1=nl.multiply,
@@ -477,47 +482,47 @@ def _added(call: _Call, unit: _Unit, place: _Place) -> Any:
         unseen = masked if unseen is None else _combined(call, masked, unseen, nl.minimum)
     if call.bias_BHQK is None:
         return unseen
-    bias_PTW = _load_pairs(call, call.bias_BHQK, unit, place).permute((0, 2, 1))
-    return bias_PTW if unseen is None else _combined(call, bias_PTW, unseen, nl.add)
+    bias_PWT = _load_pairs(call, call.bias_BHQK, unit, place)
+    return bias_PWT if unseen is None else _combined(call, bias_PWT, unseen, nl.add)
 
 
-def _combined(call: _Call, first_PTW: Any, second_PTW: Any, op: Any) -> Any:
-    width = max(first_PTW.shape[2], second_PTW.shape[2])
-    combined = nl.ndarray((*first_PTW.shape[:2], width), dtype=nl.float32)
+def _combined(call: _Call, first_PWT: Any, second_PWT: Any, op: Any) -> Any:
+    width = max(first_PWT.shape[1], second_PWT.shape[1])
+    combined = nl.ndarray((first_PWT.shape[0], width, first_PWT.shape[2]), dtype=nl.float32)
     nisa.scalar_tensor_tensor(
         dst=_by_head(call, combined, width),
-        data=_by_head(call, first_PTW, width),
+        data=_by_head(call, first_PWT, width),
         op0=nl.maximum,
         operand0=-UNSEEN,
         op1=op,
-        operand1=_by_head(call, second_PTW, width),
+        operand1=_by_head(call, second_PWT, width),
     )
     return combined
 
 
-def _by_head(call: _Call, tensor_PTW: Any, width: int) -> Any:
-    """(P, T, query heads, Q), repeated for all heads where it has Q columns only."""
-    repeats = width // tensor_PTW.shape[2]
-    split = tensor_PTW.reshape_dim(2, (tensor_PTW.shape[2] // call.queries, call.queries))
-    return split.broadcast(2, repeats) if repeats > 1 else split
+def _by_head(call: _Call, tensor_PWT: Any, width: int) -> Any:
+    """(P, query heads, Q, T), repeated for all heads where it has Q rows only."""
+    repeats = width // tensor_PWT.shape[1]
+    split = tensor_PWT.reshape_dim(1, (tensor_PWT.shape[1] // call.queries, call.queries))
+    return split.broadcast(1, repeats) if repeats > 1 else split
 
 
 def _unseen_by_range(call: _Call, unit: _Unit, place: _Place) -> Any:
-    """(P, T, Q), -UNSEEN where a key is outside of its range."""
+    """(P, Q, T), -UNSEEN where a key is outside of its range."""
     partitions, chunks = place.partitions, place.chunks
     if chunks not in call.positions:
         call.positions[chunks] = nl.ndarray((PARTITIONS, chunks), dtype=nl.float32)
         nisa.iota(dst=call.positions[chunks], pattern=[[1, chunks]], offset=0, channel_multiplier=chunks)
-    position = call.positions[chunks][0:partitions, :].expand_dim(2).broadcast(2, call.queries)
+    position = call.positions[chunks][0:partitions, :].expand_dim(1).broadcast(1, call.queries)
     bounds_PQ2 = unit.bounds_PQ2
     if place.register is None:
         bounds_PQ2 = nl.ndarray((partitions, call.queries, 2), dtype=nl.float32)
         ranges_PQ2 = unit.ranges_PQ2[0:partitions]
         nisa.tensor_scalar(dst=bounds_PQ2, data=ranges_PQ2, op0=nl.subtract, operand0=float(place.start))
-    after, seen, unseen = (nl.ndarray((partitions, chunks, call.queries), dtype=nl.float32) for _ in range(3))
+    after, seen, unseen = (nl.ndarray((partitions, call.queries, chunks), dtype=nl.float32) for _ in range(3))
     for dst, bound, op in ((after, 0, nl.greater_equal), (seen, 1, nl.less)):
-        bound_PTQ = bounds_PQ2[:, :, bound].expand_dim(1).broadcast(1, chunks)
-        nisa.tensor_tensor(dst=dst, data1=position, data2=bound_PTQ, op=op)
+        bound_PQT = bounds_PQ2[0:partitions, :, bound].expand_dim(2).broadcast(2, chunks)
+        nisa.tensor_tensor(dst=dst, data1=position, data2=bound_PQT, op=op)
     nisa.tensor_tensor(dst=seen, data1=seen, data2=after, op=nl.multiply)
     nisa.tensor_scalar(dst=unseen, data=seen, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=UNSEEN)
     return unseen
@@ -539,7 +544,17 @@ def _load_pairs(call: _Call, tensor_BHQK: Any, unit: _Unit, place: _Place) -> An
 # Keys that no query sees
 
 
-def _attend_in_loop(call: _Call, batch: int, first: int, last: int) -> None:
+def _attend_to_seen_keys(call: _Call) -> None:
+    units: list[_Unit] = []
+    for heads in _heads_of_core(call):
+        units.append(_attend_in_loop(call, *heads))
+        for unit in units[-2:-1]:  # behind the loads of the next, as in `_advance`
+            _store(call, unit)
+    for unit in units[-1:]:
+        _store(call, unit)
+
+
+def _attend_in_loop(call: _Call, batch: int, first: int, last: int) -> _Unit:
     """A unit from the first key that a query of it sees to the last one, which the chip finds out while it runs.
 
     In a body of `fori_loop` nothing is known of the turn before; what they hand on is in the unit's state and bounds.
@@ -565,7 +580,7 @@ def _attend_in_loop(call: _Call, batch: int, first: int, last: int) -> None:
         _attend_once(call, unit, part, stop)
     _divide(call, unit)
     _arrange_output(call, unit)
-    _store(call, unit)
+    return unit
 
 
 def _attend_once(call: _Call, unit: _Unit, part: tuple[int, int, int], stop_P1: Any) -> None:
@@ -638,15 +653,15 @@ def _transpose_bank(
         for chunk in range(first, last):
             rows = slice((chunk - first) * depth, (chunk - first + 1) * depth)
             step.transposed[head, chunk, part] = copied[rows, index, :]
-    engine = nisa.engine.scalar if turn % 4 == 1 else nisa.engine.vector
+    engine = nisa.engine.scalar if turn % (2 if call.has_many_rows else 4) == 1 else nisa.engine.vector
     nisa.tensor_copy(dst=copied, src=in_psum, engine=engine)
 
 
 def _score(call: _Call, step: _Step) -> None:
     """Logits before `call.factor`, and the maximum of each partition."""
     block, (column, last_column) = step.block, step.columns
-    shape = (block.place.partitions, step.last - step.first, last_column - column)
-    scores_PTW = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    shape = (block.place.partitions, last_column - column, step.last - step.first)
+    scores_PWT = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for head in range(block.place.heads):
         begin, end = head * call.rows, (head + 1) * call.rows
         for chunk in range(step.first, step.last):
@@ -654,38 +669,41 @@ def _score(call: _Call, step: _Step) -> None:
                 keys_DP = step.transposed[head, chunk, part]
                 depth = keys_DP.shape[0]
                 first = (chunk - step.first) % call.pack * depth
+                # Packed chunks are on rows of the Tensor Engine of their own, which work at the same time.
+                tile = {"tile_position": (first, 0), "tile_size": (depth, PARTITIONS)} if call.pack > 1 else {}
                 nisa.nc_matmul(
-                    dst=scores_PTW[:, chunk - step.first, begin:end],
+                    dst=scores_PWT[:, begin:end, chunk - step.first],
                     stationary=keys_DP,
                     moving=step.unit.queries_DW[part][first : first + depth, column + begin : column + end],
                     accumulate=part > 0,
+                    **tile,
                 )
-    step.logits_PTW = _logits(call, step, scores_PTW)
-    step.maxima_PW = nl.ndarray((block.place.partitions, shape[2]), dtype=nl.float32)
-    nisa.tensor_reduce(dst=step.maxima_PW, op=nl.maximum, data=step.logits_PTW.permute((0, 2, 1)), axis=2)
+    step.logits_PWT = _logits(call, step, scores_PWT)
+    step.maxima_PW = nl.ndarray(shape[:2], dtype=nl.float32)
+    nisa.tensor_reduce(dst=step.maxima_PW, op=nl.maximum, data=step.logits_PWT, axis=2)
 
 
-def _logits(call: _Call, step: _Step, scores_PTW: Any) -> Any:
+def _logits(call: _Call, step: _Step, scores_PWT: Any) -> Any:
     if call.softcap is not None:
-        capped_PTW = nl.ndarray(scores_PTW.shape, dtype=nl.float32)
-        nisa.activation(dst=capped_PTW, op=nl.tanh, data=scores_PTW, scale=call.scale / call.softcap)
-        scores_PTW = capped_PTW
+        capped_PWT = nl.ndarray(scores_PWT.shape, dtype=nl.float32)
+        nisa.activation(dst=capped_PWT, op=nl.tanh, data=scores_PWT, scale=call.scale / call.softcap)
+        scores_PWT = capped_PWT
     if not call.is_masked and call.multiplier > 0:
-        return scores_PTW
-    logits_PTW = nl.ndarray(scores_PTW.shape, dtype=nl.float32)
+        return scores_PWT
+    logits_PWT = nl.ndarray(scores_PWT.shape, dtype=nl.float32)
     if not call.is_masked:
-        nisa.tensor_scalar(dst=logits_PTW, data=scores_PTW, op0=nl.multiply, operand0=call.multiplier)
-        return logits_PTW
-    width = scores_PTW.shape[2]
+        nisa.tensor_scalar(dst=logits_PWT, data=scores_PWT, op0=nl.multiply, operand0=call.multiplier)
+        return logits_PWT
+    width = scores_PWT.shape[1]
     nisa.scalar_tensor_tensor(
-        dst=_by_head(call, logits_PTW, width),
-        data=_by_head(call, scores_PTW, width),
+        dst=_by_head(call, logits_PWT, width),
+        data=_by_head(call, scores_PWT, width),
         op0=nl.multiply,
         operand0=call.multiplier,
         op1=nl.add,
-        operand1=_by_head(call, step.block.added_PTW[:, step.first : step.last, :], width),
+        operand1=_by_head(call, step.block.added_PWT[:, :, step.first : step.last], width),
     )
-    return logits_PTW
+    return logits_PWT
 
 
 # Weights
@@ -702,24 +720,26 @@ def _gather_maxima(step: _Step) -> None:
 
 def _weigh(call: _Call, step: _Step) -> None:
     """exp(factor * (logits - maximum)), and its sum over the chunks."""
-    partitions, chunks, width = step.logits_PTW.shape
+    partitions, width, chunks = step.logits_PWT.shape
     spread_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=spread_PW, data=step.highest_W1.broadcast(1, PARTITIONS), engine=nisa.engine.tensor)
     maximum_PW = step.unit.maximum_PW[:, step.columns[0] : step.columns[1]]
-    joined_PW, shrinking_PW = (nl.ndarray((PARTITIONS, width), dtype=nl.float32) for _ in range(2))
+    # Two tiles in SBUF share a port of the Vector Engine, and it does not take two in PSUM.
+    other = nl.sbuf if step.logits_PWT.buffer == nl.psum else nl.psum
+    joined_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=other)
     nisa.tensor_tensor(dst=joined_PW, data1=maximum_PW, data2=spread_PW, op=nl.maximum)
-    below_PTW = nl.ndarray(step.logits_PTW.shape, dtype=nl.float32)
-    joined_PTW = joined_PW[0:partitions, :].expand_dim(1).broadcast(1, chunks)
-    nisa.tensor_tensor(dst=below_PTW, data1=step.logits_PTW, data2=joined_PTW, op=nl.subtract)
-    weights_PTW = nl.ndarray(below_PTW.shape, dtype=call.query_BHQD.dtype)
-    nisa.activation(dst=weights_PTW, op=nl.exp, data=below_PTW, scale=call.factor)
-    nisa.tensor_tensor(dst=shrinking_PW, data1=maximum_PW, data2=joined_PW, op=nl.subtract)
+    below_PWT = nl.ndarray(step.logits_PWT.shape, dtype=nl.float32)
+    joined_PWT = joined_PW[0:partitions, :].expand_dim(2).broadcast(2, chunks)
+    nisa.tensor_tensor(dst=below_PWT, data1=step.logits_PWT, data2=joined_PWT, op=nl.subtract)
+    step.weights_PWT = nl.ndarray(below_PWT.shape, dtype=call.query_BHQD.dtype)
+    nisa.activation(dst=step.weights_PWT, op=nl.exp, data=below_PWT, scale=call.factor)
     step.decay_PW = nl.ndarray((PARTITIONS, width), dtype=nl.float32)
-    nisa.activation(dst=step.decay_PW, op=nl.exp, data=shrinking_PW, scale=call.factor)
-    nisa.tensor_copy(dst=maximum_PW, src=joined_PW, engine=nisa.engine.gpsimd)
-    step.sums_PW = nl.ndarray((partitions, width), dtype=nl.float32)
-    nisa.tensor_reduce(dst=step.sums_PW, op=nl.add, data=weights_PTW.permute((0, 2, 1)), axis=2)
-    step.weights_PTW = weights_PTW
+    nisa.tensor_tensor(dst=step.decay_PW, data1=maximum_PW, data2=joined_PW, op=nl.subtract)
+    nisa.activation(dst=step.decay_PW, op=nl.exp, data=step.decay_PW, scale=call.factor)
+    nisa.tensor_copy(dst=maximum_PW, src=joined_PW, engine=nisa.engine.scalar)
+    if not call.has_many_rows:
+        step.sums_PW = nl.ndarray((partitions, width), dtype=nl.float32)
+        nisa.tensor_reduce(dst=step.sums_PW, op=nl.add, data=step.weights_PWT, axis=2)
 
 
 # Values
@@ -728,16 +748,21 @@ def _weigh(call: _Call, step: _Step) -> None:
 def _join(call: _Call, step: _Step) -> None:
     """Adds the step's weights and weighted values to what its unit has."""
     block, rows = step.block, call.rows
-    partitions, chunks, width = step.weights_PTW.shape
+    partitions, width, chunks = step.weights_PWT.shape
     added = nl.ndarray((PARTITIONS, 1 + len(call.width_parts), width), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=added[:, 0, :], stationary=call.ones_PP[0:partitions, :], moving=step.sums_PW, accumulate=False)
+    terms = [step.sums_PW]
+    if call.has_many_rows:
+        terms = [step.weights_PWT[:, :, chunk] for chunk in range(chunks)]
+    for index, term_PW in enumerate(terms):
+        ones_PP = call.ones_PP[0:partitions, :]
+        nisa.nc_matmul(dst=added[:, 0, :], stationary=ones_PP, moving=term_PW, accumulate=index > 0)
     for head in range(block.place.heads):
         for part, (first, last) in enumerate(call.width_parts):
             for chunk in range(chunks):
                 nisa.nc_matmul(
                     dst=added[0 : last - first, 1 + part, head * rows : (head + 1) * rows],
                     stationary=block.values_PNTE[:, head, step.first + chunk, first:last],
-                    moving=step.weights_PTW[:, chunk, head * rows : (head + 1) * rows],
+                    moving=step.weights_PWT[:, head * rows : (head + 1) * rows, chunk],
                     accumulate=chunk > 0,
                 )
     state = step.unit.state[:, 1:, step.columns[0] : step.columns[1]]

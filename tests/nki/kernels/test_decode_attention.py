@@ -156,7 +156,7 @@ def test_loop_over_seen_keys(monkeypatch, mask, groups, cores):
     from optimum_neuron_torch.nki.kernels import decode_attention
 
     monkeypatch.setattr(decode_attention, "TURN_BYTES", 1)  # turns of 128 keys
-    monkeypatch.setattr(decode_attention, "SHARED_KEYS", 512)
+    monkeypatch.setattr(decode_attention, "SHARED_BYTES", 1)
     tensors = [tensor[:1] for tensor in inputs(2, 4, groups, 3, 700, 32, 24)]
     for row in range(MASKS[mask]["ranges_BQ2"].shape[0]):
         options = {name: tensor[row % tensor.shape[0]][None] for name, tensor in MASKS[mask].items()}
