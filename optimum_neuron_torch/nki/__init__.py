@@ -5,7 +5,7 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, D he
 
 import torch
 
-from .functions import add_rms_norm, layer_norm, rms_norm, rotary_embedding, swiglu
+from .functions import add_rms_norm, cross_entropy, layer_norm, rms_norm, rotary_embedding, swiglu
 from .launching import KERNEL_OPS
 from .modes import simulation
 from .ops import attention as attention_ops
@@ -14,6 +14,7 @@ from .ops import attention as attention_ops
 __all__ = [
     "add_rms_norm",
     "attention",
+    "cross_entropy",
     "kernel_ops",
     "layer_norm",
     "rms_norm",

@@ -6,6 +6,7 @@ W width.
 
 import torch
 
+from .ops import cross_entropy as cross_entropy_ops
 from .ops import layer_norm as layer_norm_ops
 from .ops import rms_norm as rms_norm_ops
 from .ops import rotary_embedding as rotary_ops
@@ -72,6 +73,41 @@ def layer_norm(
     """
     _check_width(x, weight=weight, bias=bias)
     return layer_norm_ops.layer_norm(x, weight, bias, float(eps))
+
+
+def cross_entropy(
+    logits_TV: torch.Tensor,
+    labels_T: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Cross entropy of the softmax, in float32 for logits of 16 bits, as `torch.nn.functional.cross_entropy`.
+
+    Args:
+        logits_TV: floating point. labels_T: int64 or int32, entries of the vocabulary.
+        ignore_index: rows of this label count for nothing.
+        label_smoothing: from 0 to 1, the share of a label's weight that all entries have together.
+        softcap: logits become softcap * tanh(logits / softcap) first.
+        reduction: "mean" over the rows that count, "sum", or "none" for the loss of each row.
+
+    A label that is no entry is an error of torch's on the host; a kernel gives NaN for it. Raises ValueError for
+    shapes that do not fit together, and for options that are none.
+    """
+    _check_floating(logits_TV=logits_TV)
+    if logits_TV.dim() != 2 or labels_T.shape != logits_TV.shape[:1]:
+        shapes = f"logits {tuple(logits_TV.shape)} and labels {tuple(labels_T.shape)}"
+        raise ValueError(f"{shapes} do not fit: expected (T, V) and (T,); flatten what is before the vocabulary")
+    if labels_T.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"labels_T has the dtype {labels_T.dtype}, expected torch.int64 or torch.int32")
+    if reduction not in cross_entropy_ops.REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(cross_entropy_ops.REDUCTIONS)}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}, expected a number from 0 to 1")
+    options = (int(ignore_index), float(label_smoothing), None if softcap is None else float(softcap), reduction)
+    return cross_entropy_ops.cross_entropy(logits_TV, labels_T, *options)
 
 
 def rotary_embedding(

@@ -32,12 +32,12 @@ def cross_entropy_kernel(logits_TV, labels_T, label_smoothing=0.0, softcap=None)
 
     Args:
         logits_TV: float32, bfloat16 or float16; any V below 2^24, and T * V below 2^31.
-        labels_T: int32, of each row an entry; outside of [0, V) what is read belongs to no label of that row.
+        labels_T: int32, of each row an entry in [0, V).
         label_smoothing: in [0, 1), the share of the label's weight that all entries have together.
         softcap: logits become softcap * tanh(logits / softcap) first.
 
-    All in float32; `logsumexp` is of what the softcap gives. Of logits below -3e38 no row consists. Runs on
-    NeuronCore-v3 and later, each core taking a part of the rows.
+    All in float32; `logsumexp` is of what the softcap gives. A logit may be -inf, but one of each row is above -3e38.
+    Runs on NeuronCore-v3 and later, each core taking a part of the rows.
     """
     rows, vocabulary = logits_TV.shape
     loss_T, logsumexp_T = (nl.ndarray((rows,), dtype=nl.float32, buffer=nl.shared_hbm) for _ in range(2))
