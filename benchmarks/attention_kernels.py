@@ -4,7 +4,8 @@
 
 For Trn2 and Trn3, one core and two: the estimated time, the share of the Tensor Engine's highest rate for 16 bits, the
 engine that works longest, and the most that was needed of SBUF and PSUM. `--library` names a checkout of the public
-nki-library, whose attention_cte then stands beside ours, for the same inputs. Kernels are traced, without data.
+nki-library, whose attention_cte and attention_bwd then stand beside ours, for the same inputs. Kernels are traced,
+without data.
 Estimates come from documented clocks, no hardware is asked, and they do not depend on the machine that this runs on.
 """
 
@@ -23,6 +24,7 @@ from optimum_neuron_torch.emulator.nki import trace
 from optimum_neuron_torch.emulator.nki.chips import chip_of
 from optimum_neuron_torch.nki.kernels.decode_attention import decode_attention_kernel
 from optimum_neuron_torch.nki.kernels.flash_attention import flash_attention_kernel
+from optimum_neuron_torch.nki.kernels.flash_attention_backward import flash_attention_backward_kernel
 
 
 BATCH = 2
@@ -45,8 +47,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
-    library = library_attention(arguments.library) if arguments.library else None
-    cases = [*prefill(arguments.length, library), decode(arguments.length)]
+    cases = [*prefill(arguments.length, arguments.library), *training(arguments.length, arguments.library)]
+    cases.append(decode(arguments.length))
     rows = [row(case, target, cores) for case in cases for target in TARGETS for cores in CORES]
     if arguments.json:
         print(json.dumps(rows, indent=2))
@@ -54,7 +56,7 @@ def main() -> None:
         show(f"Attention in bfloat16, batch {BATCH}, head size {HEAD}", rows)
 
 
-def prefill(length: int, library: Callable | None) -> Iterator[Case]:
+def prefill(length: int, library: Path | None) -> Iterator[Case]:
     """Ours takes (B, H, Q, D) for all three; attention_cte (B, Q, D), the keys transposed."""
     tensors = (empty(BATCH, 1, length, HEAD),) * 3
     flat = (empty(BATCH, length, HEAD), empty(BATCH, HEAD, length), empty(BATCH, length, HEAD))
@@ -64,7 +66,28 @@ def prefill(length: int, library: Callable | None) -> Iterator[Case]:
         yield Case(f"flash_attention {kind}", flash_attention_kernel, tensors, options)
         if library is not None:
             options = {"scale": SCALE, "causal_mask": is_causal, "tp_q": True}
-            yield Case(f"attention_cte {kind}", library, flat, options)
+            yield Case(f"attention_cte {kind}", library_attention(library), flat, options)
+
+
+def training(length: int, library: Path | None) -> Iterator[Case]:
+    """The backward. Ours takes (B, H, Q, D) and the logsumexp; attention_bwd all transposed, and float32 sums."""
+    grad, *tensors = (empty(BATCH, 1, length, HEAD),) * 5
+    logsumexp = torch.empty(BATCH, 1, length, dtype=torch.float32, device="meta")
+    for is_causal in (True, False):
+        kind = f"{length} x {length}{', causal' if is_causal else ''}"
+        options = {"scale": SCALE, "is_causal": is_causal}
+        yield Case(
+            f"flash_attention_backward {kind}",
+            flash_attention_backward_kernel,
+            (grad, *tensors, logsumexp),
+            options,
+        )
+        if library is not None:
+            transposed = (empty(BATCH, 1, HEAD, length),) * 5
+            by_tiles = logsumexp.reshape(BATCH, 1, 128, -1)
+            options = {"softmax_scale": SCALE, "use_causal_mask": is_causal, "mixed_precision": True}
+            kernel = library_attention(library, "attention_bwd")
+            yield Case(f"attention_bwd {kind}", kernel, (*transposed, by_tiles), options)
 
 
 def decode(length: int) -> Case:

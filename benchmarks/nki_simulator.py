@@ -10,6 +10,7 @@ kernel then runs unmodified.
 import argparse
 import contextlib
 import functools
+import importlib
 import io
 import json
 import os
@@ -164,15 +165,13 @@ def product(left, right):
     return result
 
 
-def library_attention(directory: Path) -> Callable:
-    """The library's kernel, without what its packages import beside it."""
+def library_attention(directory: Path, name: str = "attention_cte") -> Callable:
+    """One of the library's kernels, without what its packages import beside it."""
     sys.path.insert(0, str(directory))
-    for name in ("nkilib", "nkilib.core", "nkilib.core.attention", "nkilib.core.utils"):
-        package = sys.modules[name] = types.ModuleType(name)
-        package.__path__ = [str(directory / name.replace(".", "/"))]
-    from nkilib.core.attention.attention_cte import attention_cte
-
-    return nki.jit(attention_cte)
+    for parent in ("nkilib", "nkilib.core", "nkilib.core.attention", "nkilib.core.utils"):
+        package = sys.modules[parent] = types.ModuleType(parent)
+        package.__path__ = [str(directory / parent.replace(".", "/"))]
+    return nki.jit(getattr(importlib.import_module(f"nkilib.core.attention.{name}"), name))
 
 
 def row(name: str, simulated: Callable, on_cpu: Callable, turns: int) -> dict:
