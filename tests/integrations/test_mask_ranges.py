@@ -3,14 +3,19 @@
 The table of families is in `mask_families.json`; `mask_families.py` makes it.
 """
 
+import itertools
+import json
+from functools import partial
+
 import pytest
 import torch
-from transformers import masking_utils
+from transformers import DynamicCache, LlamaConfig, StaticCache, masking_utils
 
+import optimum_neuron_torch.integrations.attention  # noqa: F401 - masks know how to enter blocks with it
 from optimum_neuron_torch.buckets.blocks import run_block, taken_apart
 from optimum_neuron_torch.buckets.holes import mark_whole
-from optimum_neuron_torch.integrations import attention  # noqa: F401 - masks know how to enter blocks with it
 from optimum_neuron_torch.nki.masks import nki_mask, seen_in
+from tests.integrations.mask_families import TABLE, expanded, families, outcome
 
 
 class Told(torch.nn.Module):
@@ -37,9 +42,111 @@ def test_masks_enter_blocks_with_what_is_known_of_them(kind):
     mask = nki_mask(batch_size=2, q_length=6, kv_length=6, **MASKS[kind])
     arguments = {"attention_mask": mask}
     spec, tensors = taken_apart((torch.zeros(2, 6, 4),), arguments, None)
+    tensors = [tensor.clone() for tensor in tensors]  # values are all that a graph gets
     found, gained = torch.compile(run_block, backend="eager", fullgraph=True)(Told(), spec, *tensors)
     expected = Told()(torch.zeros(2, 6, 4), **arguments)
     assert found[3:] == expected[3:]
     assert gained == []
     for ours, theirs in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+# ---- every family ---------------------------------------------------------------------------------------------------
+
+FAMILIES = json.loads(TABLE.read_text())
+# One family for each kind of mask.
+SOME = ("bart", "bert", "deepseek_v4", "gemma2", "git", "llama", "llama4", "modernbert", "t5gemma2", "whisper")
+
+
+def test_the_table_has_every_family_that_calls_the_hook():
+    assert {family: sorted(calls) for family, calls in families().items()} == {
+        family: row["calls"] for family, row in FAMILIES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "family", [family if family in SOME else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+)
+def test_masks_of_a_family(family):
+    """Ranges that are not the mask's are an error in `outcome`; which masks have none is in the table."""
+    assert outcome(family) == FAMILIES[family]["masks"]
+
+
+# ---- every form in which the hook is called -------------------------------------------------------------------------
+
+QUERIES = 12
+BLOCKS = torch.tensor([[-1, -1, 0, 0, 0, -1, 1, 1, 1, -1, -1, -1]] * 2)
+ADDED = {
+    "and_mask_function": lambda b, h, q, k: k != q - 1,
+    "or_mask_function": lambda b, h, q, k: k == q + 2,
+    "block_sequence_ids": BLOCKS,
+}
+PADDINGS = {"none": (0, 12), "left": (4, 12), "right": (0, 9), "both": (2, 7)}
+# Steps behind a prompt of this many tokens, in a store of so many; 0: without a cache.
+CACHES = {"no cache": None, "growing": DynamicCache, "static": partial(StaticCache, max_cache_len=32)}
+FORMS = sorted({call for row in FAMILIES.values() for call in row["calls"] if "recurrent" not in call})
+
+
+def config_of(attention: str = "nki") -> LlamaConfig:
+    config = LlamaConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, sliding_window=5)
+    config.attention_chunk_size = 4
+    config._attn_implementation = attention
+    return config
+
+
+def filled(cache_class, config):
+    if cache_class is None:
+        return None
+    cache = cache_class(config=config)
+    cache.update(*torch.zeros(2, 2, 2, 3, 8), layer_idx=0)
+    return cache
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ranges_of_every_form_of_call(form):
+    name, *added = form.split(" + ")
+    create = getattr(masking_utils, name)
+    further = {argument: ADDED[argument] for argument in added}
+    if "bidirectional" not in name:
+        further["position_ids"] = None
+    for padding, cache in itertools.product(PADDINGS, CACHES):
+        if cache != "no cache" and "bidirectional" in name:
+            continue
+        start, end = PADDINGS[padding]
+        past = 0 if cache == "no cache" else 3
+        mask = torch.zeros(2, past + QUERIES, dtype=torch.long)
+        mask[0, start : past + end], mask[1] = 1, 1
+        found, expected = (
+            create(
+                config=(config := config_of(attention)),
+                inputs_embeds=torch.zeros(2, QUERIES, 16),
+                attention_mask=None if padding == "none" else mask,
+                cache=filled(CACHES[cache], config),
+                **further,
+            )
+            for attention in ("nki", "eager")
+        )
+        expected = torch.zeros(found.shape) if expected is None else expected  # where none is hidden
+        torch.testing.assert_close(found, expected == 0, rtol=0, atol=0)
+        seen = seen_in(found)
+        assert (seen.unknown is not None) == bool(added), (padding, cache)
+        if not added:
+            assert seen.padding_B11K is None
+            torch.testing.assert_close(expanded(seen, found), found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("create", ["create_causal_mask", "create_sliding_window_causal_mask"])
+def test_packed_sequences_have_whole_masks(create):
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4]] * 2)
+    found, expected = (
+        getattr(masking_utils, create)(
+            config=config_of(attention),
+            inputs_embeds=torch.zeros(2, QUERIES, 16),
+            attention_mask=None,
+            cache=None,
+            position_ids=positions,
+        )
+        for attention in ("nki", "eager")
+    )
+    assert seen_in(found).unknown == "packed_sequence_mask_function"
+    torch.testing.assert_close(found, expected == 0, rtol=0, atol=0)
