@@ -124,7 +124,7 @@ class _Seen:
         torch._dynamo.reset()
         device = copy.deepcopy(host).to("neuron")
         with _collected(self):
-            config = ont.NeuronConfig(nki="simulate", verify=False, buckets=BUCKETS, options=OPTIONS)
+            config = ont.NeuronConfig(nki="simulate", buckets=BUCKETS, options=OPTIONS)
             device = ont.prepare(device, config) if _can_be_prepared(device) else device
             on_device = pytree.tree_map_only(torch.Tensor, lambda value: value.to("neuron"), dict(inputs))
             found = [tensor.cpu() for tensor in run(architecture, device, on_device)]
