@@ -557,10 +557,11 @@ def _transposes_by_dma(problem: Problem) -> bool:
 
 
 def _has_dma_time(problem: Problem, step: Step) -> bool:
-    """Not while it brings in the section's own queries; and three times of four for wide heads, with more to load."""
+    """Not while it brings in the section's own queries; and two times of three for wide heads, with more to load, and
+    for narrow ones, whose products take less time."""
     is_loading = step.section.arrived < len(step.section.tiles)
-    is_wide = max(problem.depth, problem.value_depth) > TILE
-    return not is_loading and not (is_wide and step.tile.place % 4 == 0)
+    sets_the_pace = not TILE // 2 < max(problem.depth, problem.value_depth) <= TILE
+    return not is_loading and not (sets_the_pace and step.tile.place % 3 == 0)
 
 
 def _steps_to_queries(problem: Problem) -> int:
