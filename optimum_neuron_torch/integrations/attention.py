@@ -89,13 +89,17 @@ def refusal(dropout: float, softcap: float | None, sinks: torch.Tensor | None) -
 
 
 def what_is_seen(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+    query: torch.Tensor, key: torch.Tensor, mask: Any, is_causal: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool, str]:
     """`(ranges, bias, is_causal)` as the op takes them, and the path's name in reports.
 
     `is_causal` given: what the model is where it has no mask.
     """
     queries, keys = query.shape[2], key.shape[2]
+    if mask is not None and not isinstance(mask, torch.Tensor):  # a BlockMask of PyTorch
+        from .flex import mask_of
+
+        mask = mask_of(mask, query.device)
     if mask is None:
         if not is_causal or queries == 1:
             return None, None, False, NAME

@@ -23,6 +23,8 @@ from ..buckets.holes import is_whole, mark_whole, rows_are_whole
 
 
 NAME = "nki"
+# The attentions of Transformers that get their masks from `nki_mask`.
+TAKE_RANGES = (NAME, "flex_attention")
 # The attribute of a mask that holds what is known of it.
 SEEN = "_neuron_seen"
 _PIECE = "_neuron_piece"
@@ -244,7 +246,7 @@ def keeping_marks(stock: Callable[..., tuple]) -> Callable[..., tuple]:
 
 
 def _takes_ranges(config: Any) -> bool:
-    return getattr(config, "_attn_implementation", None) == NAME
+    return getattr(config, "_attn_implementation", None) in TAKE_RANGES
 
 
 def _shows_whole_rows(mask_BM: torch.Tensor) -> bool:
@@ -294,6 +296,21 @@ def with_known(mask: torch.Tensor, known: Seen) -> torch.Tensor:
     """The mask, of which attention functions know `known` from now on, until it is written to."""
     setattr(mask, SEEN, known._replace(version=_version(mask)))
     return mask
+
+
+def seen_in_values(mask_BHQK: torch.Tensor) -> Seen:
+    """What a mask's values say, on a mask that can be read: ranges where each row is one stretch for all heads."""
+    queries, keys = mask_BHQK.shape[-2:]
+    if mask_BHQK.shape[1] > 1:
+        return Seen(unknown="a mask that differs between heads")
+    mask_NK = mask_BHQK.reshape(-1, keys).to("cpu")
+    if not rows_are_whole(mask_NK):
+        return Seen(unknown="a mask with holes")
+    if queries == keys and bool((mask_BHQK.to("cpu") == torch.ones(queries, keys, dtype=torch.bool).tril()).all()):
+        return Seen(is_causal=True)
+    start_N1, end_N1 = _bounds_of_rows(mask_NK)
+    ranges = torch.stack([torch.minimum(start_N1, end_N1), end_N1], -1).reshape(-1, 1, queries, 2)
+    return Seen(ranges.to(mask_BHQK.device, torch.int32))
 
 
 def seen_in(mask: torch.Tensor) -> Seen:

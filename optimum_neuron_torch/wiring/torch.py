@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import runtime
-from .entries import Entry, Undo
+from .entries import Entry, Undo, all_of, replace
 
 
 @cache
@@ -40,6 +40,15 @@ def _attend_by_kernels(module: ModuleType) -> Undo:
     return _exchange().take_back
 
 
+def _attend_flexibly(module: ModuleType) -> Undo:
+    from ..integrations.flex import FUNCTION, naming_the_order, on_neuron
+
+    undos = [replace(module, FUNCTION, on_neuron)]
+    if hasattr(module, "_validate_device"):
+        undos.append(replace(module, "_validate_device", naming_the_order))
+    return all_of(undos)
+
+
 _UPSTREAM = (
     "a registry of attention kernels by device below scaled_dot_product_attention, whose choice Dynamo sees (the "
     "operator of other devices, _scaled_dot_product_fused_attention_overrideable, is the device's own, and Dynamo's "
@@ -58,5 +67,11 @@ ENTRIES: tuple[Entry, ...] = (
         "torch_neuronx",  # loaded with the device, which is the last that PyTorch loads
         _attend_by_kernels,
         _UPSTREAM,
+    ),
+    Entry(
+        "torch: flex_attention on neuron",
+        "torch.nn.attention.flex_attention",
+        _attend_flexibly,
+        "FlexAttention for devices out of tree: a list of devices in _validate_device, and a lowering by device",
     ),
 )

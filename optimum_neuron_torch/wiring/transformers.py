@@ -87,6 +87,20 @@ def _keep_marks_of_masks(module: ModuleType) -> Undo:
     return replace(module, "_preprocess_mask_arguments", keeping_marks)
 
 
+def _attend_flexibly(module: ModuleType) -> Undo:
+    from ..integrations.flex import FUNCTION, forward_on_neuron
+
+    mapping = module.AttentionInterface._global_mapping
+    return put(mapping, FUNCTION, forward_on_neuron(mapping[FUNCTION])) if FUNCTION in mapping else lambda: None
+
+
+def _mask_flexibly(module: ModuleType) -> Undo:
+    from ..integrations.flex import FUNCTION, mask_on_neuron
+
+    mapping = module.AttentionMaskInterface._global_mapping
+    return put(mapping, FUNCTION, mask_on_neuron(mapping[FUNCTION])) if FUNCTION in mapping else lambda: None
+
+
 def _decide_on_host(module: ModuleType) -> Undo:
     def wrap(stock: Any) -> Any:
         @wraps(stock)
@@ -172,6 +186,18 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers.masking_utils",
         _keep_marks_of_masks,
         "mask functions that get the caller's own 2-D mask beside the converted one",
+    ),
+    Entry(
+        "transformers: attention flex_attention on neuron",
+        "transformers.modeling_utils",
+        _attend_flexibly,
+        "FlexAttention in PyTorch for devices out of tree",
+    ),
+    Entry(
+        "transformers: mask flex_attention on neuron",
+        "transformers.masking_utils",
+        _mask_flexibly,
+        "FlexAttention in PyTorch for devices out of tree",
     ),
     Entry(
         "transformers: assisted decoding decides on the host",
