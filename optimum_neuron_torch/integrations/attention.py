@@ -57,12 +57,12 @@ def nki_attention_forward(
     ranges, bias, is_causal, path = what_is_seen(query, key, attention_mask, is_causal)
     if position_bias is not None:
         bias = _added(position_bias, bias)
-    reason = ops.refusal(query, key, value) if kernels_run() else None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    reason = ops.refusal(query, key, value, scale) if kernels_run() else None
     if reason is None:
         record(path)
     else:
         _refused(reason)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output_BHQD = ops.attention(query, key, value, ranges, bias, s_aux, scale, softcap, is_causal)
     return output_BHQD.transpose(1, 2).contiguous(), None
 

@@ -49,7 +49,7 @@ def by_kernels(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
             reason = refusal(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
             if reason is None:
                 tensors = _four_dimensions(*_as_autocast(query, key, value, attn_mask), is_causal)
-                reason = attention_ops.refusal(*tensors[:3])
+                reason = attention_ops.refusal(*tensors[:3], 1.0 if scale is None else scale)
             record(PATH if reason is None else f"sdpa ({reason})")
             if reason is None:
                 scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -44,10 +44,18 @@ def attention(
         sinks_H: one logit per head that takes part in the softmax and has no value.
         scale: of the scores; None is D ** -0.5. softcap: scores become softcap * tanh(scores / softcap).
 
-    A query that sees no key gives 0. Raises ValueError for shapes that do not fit together.
+    A query that sees no key gives 0. Raises ValueError for shapes that do not fit together, and for a softcap of 0 or
+    less.
     """
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap={softcap}: expected a positive number, or None")
     heads, groups = query_BHQD.shape[1], key_BGKD.shape[1]
-    if heads % groups or key_BGKD.shape[:3] != value_BGKD.shape[:3] or query_BHQD.shape[-1] != key_BGKD.shape[-1]:
+    if (
+        not groups
+        or heads % groups
+        or key_BGKD.shape[:3] != value_BGKD.shape[:3]
+        or query_BHQD.shape[-1] != key_BGKD.shape[-1]
+    ):
         raise ValueError(
             f"query {tuple(query_BHQD.shape)}, key {tuple(key_BGKD.shape)} and value {tuple(value_BGKD.shape)} do not "
             "fit: expected (B, H, Q, D), (B, G, K, D), (B, G, K, Dv) with H a multiple of G"

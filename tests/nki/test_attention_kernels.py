@@ -134,6 +134,11 @@ def test_what_no_kernel_takes_is_computed_with_torch(tensors):
     _compare(tensors, {}, [])
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_no_kernel_takes(scale):
+    _compare(_tensors(), {"scale": scale}, [])
+
+
 def _compare(tensors, options, kernels):
     expected = attention(*tensors, **options)
     on_device = {

@@ -95,6 +95,7 @@ def test_shapes_that_do_not_fit_are_named():
         r"broadcast to \(B, H, Q, K\) = \(2, 4, 5, 7\)": {"bias": torch.zeros(2, 1, 5, 6)},
         "expected torch.bool": {"bias": torch.zeros(7, dtype=torch.int64)},
         r"expected \(4,\)": {"sinks_H": torch.zeros(2)},
+        "softcap=0.0: expected a positive number": {"softcap": 0.0},
     }
     for message, options in wrong.items():
         with pytest.raises(ValueError, match=message):

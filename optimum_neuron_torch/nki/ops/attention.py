@@ -42,14 +42,16 @@ def attention(
     kernels leave out what that hides.
     """
     options = (ranges_B1Q2, bias, sinks_H, scale, softcap, is_causal)
-    if not kernels_run() or refusal(query_BHQD, key_BGKD, value_BGKE) is not None:
+    if not kernels_run() or refusal(query_BHQD, key_BGKD, value_BGKE, scale) is not None:
         return attention_torch(query_BHQD, key_BGKD, value_BGKE, *options)
     if _is_decode(query_BHQD, key_BGKD, value_BGKE, bias, sinks_H):
         return decode_attention_kernel(query_BHQD, key_BGKD, value_BGKE, *options[:-1])
     return attention_kernel(query_BHQD, key_BGKD, value_BGKE, *options)[0]
 
 
-def refusal(query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor) -> str | None:
+def refusal(
+    query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, scale: float = 1.0
+) -> str | None:
     """Why the kernels cannot take a call, or None."""
     tensors = (query_BHQD, key_BGKD, value_BGKE)
     dtypes = {tensor.dtype for tensor in tensors}
@@ -60,7 +62,7 @@ def refusal(query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.
     size = max(query_BHQD.shape[-1], value_BGKE.shape[-1])
     if size > MAX_HEAD_SIZE:
         return f"head size {size} above {MAX_HEAD_SIZE}"
-    return None
+    return None if scale > 0 else f"scale {scale}"
 
 
 def _is_decode(query: torch.Tensor, key: torch.Tensor, *others: torch.Tensor | None) -> bool:
