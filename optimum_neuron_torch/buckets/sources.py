@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Their code, or what they register, is traced into graphs.
-_TRACED_DISTRIBUTIONS = ("torch", "transformers", "diffusers", "accelerate", "peft")
+_TRACED_DISTRIBUTIONS = ("torch", "transformers", "diffusers", "accelerate", "peft", "kernels")
 
 
 class NoSourceError(LookupError):

@@ -20,19 +20,24 @@ from transformers import (
     T5Config,
 )
 from transformers.models.bert.modeling_bert import BertIntermediate
-from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.cohere import modeling_cohere
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP, Gemma2RMSNorm
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.glm import modeling_glm
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense, T5LayerNorm
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch import NeuronConfig
-from optimum_neuron_torch.integrations.kernel_layers import GatedMLP, Norm, recognise
+from optimum_neuron_torch.integrations.kernel_layers import GatedMLP, Norm, Rotary, recognise, recognise_rotary
+from optimum_neuron_torch.report import StrictError
 
 
-pytest.importorskip("kernels")  # of the extra "test"
+kernels = pytest.importorskip("kernels")  # of the extra "test"
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -125,7 +130,7 @@ def test_layers_are_known_by_what_they_compute(case, dtype):
 
 
 UNKNOWN = {
-    "a mean is taken off": (lambda: CohereLayerNorm(32), "no RMSNorm"),
+    "a mean is taken off": (lambda: modeling_cohere.CohereLayerNorm(32), "no RMSNorm"),
     "a constant": (Halved, "no RMSNorm"),
     "another activation": (lambda: Gated(F.relu), "no act"),
     "dropout in training": (lambda: Gated(F.silu, dropout=0.1), "no act"),
@@ -166,14 +171,11 @@ def test_a_forward_that_needs_more_than_its_rows_has_a_reason():
 # ---- in models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case", [(LlamaConfig, LlamaForCausalLM, COMPILED), (Gemma2Config, Gemma2ForCausalLM, SIMULATED)]
-)
-def test_results_and_runs(case):
+@pytest.mark.parametrize("family", [(LlamaConfig, LlamaForCausalLM), (Gemma2Config, Gemma2ForCausalLM)])
+def test_results_and_runs(family):
     """Logits and tokens of the CPU, by one run of a kernel for each layer."""
-    *family, settings = case
     stock = made(*family)
-    model = ont.prepare(copy.deepcopy(stock), settings)
+    model = ont.prepare(copy.deepcopy(stock), SIMULATED)
     layers = exchanged(model)
     norms = sum(count for name, count in layers.items() if name.endswith("RMSNorm"))
     assert norms == sum("norm" in name for name, _ in stock.named_parameters()) and layers.total() == norms + 2
@@ -185,7 +187,7 @@ def test_results_and_runs(case):
     assert (kernels["rms_norm_kernel"], kernels["swiglu_kernel"]) == (norms, 2)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert model.state_dict().keys() == stock.state_dict().keys()
-    assert ont.report(model).departures == []
+    assert {row["where"] for row in ont.report(model).departures} <= {"rotary embedding"}
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids())}
     assert torch.equal(model.generate(ids(), **options), stock.generate(ids(), **options))
 
@@ -292,7 +294,7 @@ def test_strict_makes_them_errors_and_leaves_no_layer_exchanged(llama):
     model = copy.deepcopy(llama)
     model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
     strict = NeuronConfig(nki="simulate", strict=("kernels",))
-    with pytest.raises(RuntimeError, match="strict 'kernels'.*LlamaMLP"):
+    with pytest.raises(StrictError, match="strict 'kernels'.*LlamaMLP"):
         ont.prepare(model, strict)
     assert exchanged(model) == {}
 
@@ -311,3 +313,110 @@ def test_without_the_package_that_is_reported(llama, monkeypatch):
     (row,) = ont.report(model).departures
     assert row["kind"] == "kernels" and "No module named 'kernels'" in row["reason"] and "pip install" in row["reason"]
     assert exchanged(model) == {}
+
+
+# ---- rotary embedding -----------------------------------------------------------------------------------------------
+
+
+def as_layer(function):
+    """As Transformers makes a layer of it, with a version of the package that it takes."""
+    return kernels.use_kernel_forward_from_hub("rotary_pos_emb")(function)
+
+
+ROTATIONS = {
+    "halves": (modeling_llama.apply_rotary_pos_emb, Rotary(False, False, False)),
+    "halves of a part": (modeling_gpt_neox.apply_rotary_pos_emb, Rotary(False, False, False)),
+    "neighbours": (modeling_cohere.apply_rotary_pos_emb, Rotary(True, False, True)),
+    "neighbours by half the cosines": (modeling_glm.apply_rotary_pos_emb, Rotary(True, True, False)),
+}
+
+
+@pytest.mark.parametrize("case", ROTATIONS)
+def test_rotations_are_known_by_what_they_compute(case):
+    function, variant = ROTATIONS[case]
+    assert recognise_rotary(as_layer(function)) == (variant, None)
+
+
+def backwards(q, k, cos, sin, unsqueeze_dim=1):
+    return modeling_llama.apply_rotary_pos_emb(q, k, cos, -sin, unsqueeze_dim)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (modeling_gpt_oss.apply_rotary_pos_emb, "as wide as its cosines"),
+        (backwards, "no rotation"),
+        (lambda q, cos, sin: q, "other arguments"),
+    ],
+)
+def test_other_rotations_have_a_reason(function, reason):
+    variant, found = recognise_rotary(as_layer(function))
+    assert variant is None and reason in found
+
+
+@pytest.fixture
+def rotary_layer(monkeypatch):
+    """Llama's function, which Transformers makes a layer when it takes the installed version of the package."""
+    layer = as_layer(modeling_llama.apply_rotary_pos_emb)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", layer)
+    monkeypatch.setattr(LlamaAttention, "__init__", LlamaAttention.__init__)  # taken back after the decorator
+    kernels.use_kernelized_func(layer)(LlamaAttention)
+    return layer
+
+
+@pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
+def test_models_rotate_by_the_kernel(rotary_layer, settings):
+    torch._dynamo.reset()
+    stock = made()
+    with torch.no_grad():
+        expected = stock(ids()).logits
+    model = ont.prepare(copy.deepcopy(stock), settings)
+    with torch.no_grad(), ont.nki.simulation() as runs:
+        found = model(ids(), use_cache=False).logits.cpu()
+        torch.testing.assert_close(stock(ids()).logits, expected)  # it calls the same function, on the CPU
+    kernels_run = Counter(run.kernel for run in runs)
+    assert [kernels_run[f"{name}_kernel"] for name in ("rope", "rms_norm", "swiglu", "flash_attention")] == [
+        2,
+        5,
+        2,
+        2,
+    ]
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_function_is_exchanged_while_a_model_that_calls_it_is_prepared(rotary_layer):
+    stock = made()
+    model = ont.prepare(copy.deepcopy(stock), SIMULATED)
+    other = ont.prepare(copy.deepcopy(model), SIMULATED)
+    assert "forward" in vars(rotary_layer)
+    ont.unprepare(model)
+    assert "forward" in vars(rotary_layer)
+    ont.unprepare(other)
+    assert "forward" not in vars(rotary_layer)
+    assert not [row for row in ont.report(ont.prepare(model, SIMULATED)).departures if row["kind"] == "kernels"]
+    ont.unprepare(model)
+
+
+def test_rotations_along_another_axis_and_by_other_dtypes(rotary_layer):
+    """(B, S, H, D), which some models have, and float32 cosines of bfloat16 heads, which no kernel takes."""
+    model = ont.prepare(made(), SIMULATED)
+    generator = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (torch.randn(s, generator=generator) for s in ((2, 5, 4, 8), (2, 5, 2, 8), (1, 5, 8), (1, 5, 8)))
+    moved = [tensor.to("neuron") for tensor in (q, k, cos, sin)]
+    expected = type(rotary_layer).forward(rotary_layer, q, k, cos, sin, 2)
+    with ont.nki.simulation() as runs:
+        found = rotary_layer(*moved, unsqueeze_dim=2)
+    assert [run.kernel for run in runs] == ["rope_kernel"]
+    for output, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(output.cpu(), reference, rtol=1e-5, atol=1e-5)
+    with ont.nki.simulation() as runs:
+        rotary_layer(moved[0].bfloat16(), moved[1].bfloat16(), *moved[2:], unsqueeze_dim=2)
+    assert runs == []
+    ont.unprepare(model)
+
+
+def test_functions_that_are_no_layers_are_reported(llama):
+    report = ont.report(ont.prepare(copy.deepcopy(llama), SIMULATED))
+    reasons = {row["where"]: row["reason"] for row in report.departures}
+    if modeling_llama.apply_rotary_pos_emb.__class__.__name__ == "function":
+        assert "makes no layers of its functions" in reasons["rotary embedding"]
