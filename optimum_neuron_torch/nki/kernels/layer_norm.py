@@ -21,10 +21,12 @@ from .rows import (
     blocks,
     in_stages,
     loaded,
+    negative_means,
     on_all_partitions,
     reciprocal_roots,
     repeated_like,
     row_bytes,
+    sections,
     sums_of_rows,
     tiles,
 )
@@ -48,11 +50,11 @@ def layer_norm_kernel(x_TW, weight_W=None, bias_W=None, eps=1e-5):
         return rows, loaded(x_TW, rows)
 
     def average(state):
-        return *state, _negative_means(state[-1])
+        return *state, sums_of_rows(state[-1], nl.copy)
 
     def measure(state):
-        rows, x_PRW, shift_PR = state
-        return rows, x_PRW, _Moments.of(x_PRW, shift_PR, eps)
+        rows, x_PRW, sums_PR = state
+        return rows, x_PRW, _Moments.of(x_PRW, sums_PR, eps)
 
     def scale(state):
         _store_scaled(output_TW, *state, weight_P1W, bias_P1W)
@@ -79,11 +81,11 @@ def layer_norm_backward_kernel(grad_TW, x_TW, weight_W=None, eps=1e-5, needs_vec
         return rows, loaded(grad_TW, rows), loaded(x_TW, rows)
 
     def average(state):
-        return *state, _negative_means(state[-1])
+        return *state, sums_of_rows(state[-1], nl.copy)
 
     def measure(state):
-        rows, grad_PRW, x_PRW, shift_PR = state
-        return rows, grad_PRW, x_PRW, _Moments.of(x_PRW, shift_PR, eps)
+        rows, grad_PRW, x_PRW, sums_PR = state
+        return rows, grad_PRW, x_PRW, _Moments.of(x_PRW, sums_PR, eps)
 
     def project(state):
         rows, grad_PRW, x_PRW, moments = state
@@ -101,13 +103,6 @@ def layer_norm_backward_kernel(grad_TW, x_TW, weight_W=None, eps=1e-5, needs_vec
     return grad_x_TW, *vectors
 
 
-def _negative_means(x_PRW: Any) -> Any:
-    """(P, R) float32."""
-    shift_PR = sums_of_rows(x_PRW, nl.copy)
-    nisa.tensor_scalar(dst=shift_PR, data=shift_PR, op0=nl.multiply, operand0=-1.0 / x_PRW.shape[2])
-    return shift_PR
-
-
 @dataclass(frozen=True)
 class _Moments:
     """Of each row, (P, R) float32: minus the mean, and one over the standard deviation."""
@@ -116,7 +111,9 @@ class _Moments:
     reciprocal_PR: Any
 
     @classmethod
-    def of(cls, x_PRW: Any, shift_PR: Any, eps: float) -> "_Moments":
+    def of(cls, x_PRW: Any, sums_PR: Any, eps: float) -> "_Moments":
+        shift_PR = nl.ndarray(sums_PR.shape, dtype=nl.float32)
+        nisa.activation(dst=shift_PR, op=nl.copy, data=sums_PR, scale=-1.0 / x_PRW.shape[2])
         return cls(shift_PR, reciprocal_roots(sums_of_rows(x_PRW, nl.square, shift_PR), x_PRW.shape[2], eps))
 
     def normalise(self, dst_PRC: Any, x_PRC: Any, rows: slice) -> None:
@@ -166,12 +163,13 @@ def _store_scaled(output_TW, rows: Rows, x_PRW, moments: _Moments, weight_P1W, b
 
 
 def _projections(grad_PRW, x_PRW, moments: _Moments, weight_P1W, sums) -> tuple[Any, Any]:
-    """(P, R) float32 each: minus the means of the normalised rows' gradients, and of these times the rows.
+    """Sums of the normalised rows' gradients, and of these times the rows, of each block of columns.
 
     Gradients of the vectors are added to `sums`. GpSimd takes a part of the products from the Vector Engine.
     """
     partitions, each, width = x_PRW.shape
-    means_PR, products_PR = (nl.ndarray((partitions, each), dtype=nl.float32) for _ in range(2))
+    count = len(sections(width))
+    totals = tuple(nl.ndarray((partitions, each, count), dtype=nl.float32) for _ in range(2))
     for rows, columns in blocks(each, width, SECTION):
         grad_PRC = grad_PRW[:, rows, columns]
         product_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
@@ -182,29 +180,19 @@ def _projections(grad_PRW, x_PRW, moments: _Moments, weight_P1W, sums) -> tuple[
             sums[1].add(grad_PRC, columns)
         if weight_P1W is not None:
             weight_PRC = repeated_like(weight_P1W, grad_PRC, columns)
-            scaled_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
-            _multiply(scaled_PRC, grad_PRC, weight_PRC, nisa.engine.vector)
-            _multiply(product_PRC, product_PRC, weight_PRC, nisa.engine.gpsimd)
-            grad_PRC = scaled_PRC
-        for totals_PR, values_PRC in ((means_PR, grad_PRC), (products_PR, product_PRC)):
-            _add_sums(totals_PR[:, rows], values_PRC, columns.start == 0)
-    for totals_PR in (means_PR, products_PR):
-        nisa.tensor_scalar(dst=totals_PR, data=totals_PR, op0=nl.multiply, operand0=-1.0 / width)
-    return means_PR, products_PR
-
-
-def _add_sums(totals_PR: Any, values_PRC: Any, is_first: bool) -> None:
-    """Add the sum of each row; the first ones are set."""
-    sums_PR = sums_of_rows(values_PRC, nl.copy)
-    if is_first:
-        nisa.tensor_copy(dst=totals_PR, src=sums_PR)
-    else:
-        nisa.tensor_tensor(dst=totals_PR, data1=totals_PR, data2=sums_PR, op=nl.add)
+            # Not in place: the Tensor Engine still reads what it sums.
+            unscaled, (grad_PRC, product_PRC) = (grad_PRC, product_PRC), _two_like(grad_PRC)
+            for scaled_PRC, values_PRC in zip((grad_PRC, product_PRC), unscaled, strict=True):
+                _multiply(scaled_PRC, values_PRC, weight_PRC, nisa.engine.gpsimd)
+        index = columns.start // SECTION
+        for totals_PRS, values_PRC in zip(totals, (grad_PRC, product_PRC), strict=True):
+            sums_of_rows(values_PRC, nl.copy, sums_PR=totals_PRS[:, rows, index])
+    return totals
 
 
 def _store_gradient(grad_x_TW, rows: Rows, grad_PRW, x_PRW, moments: _Moments, projections, weight_P1W) -> None:
     """(grad * weight - mean - normalised x * product) over the standard deviation."""
-    means_PR, products_PR = projections
+    means_PR, products_PR = (negative_means(totals_PRS, x_PRW.shape[2]) for totals_PRS in projections)
     result_PRW = nl.ndarray(x_PRW.shape, dtype=grad_x_TW.dtype)
     for each, columns in blocks(*x_PRW.shape[1:], SECTION):
         scaled_PRC = grad_PRW[:, each, columns]
@@ -231,6 +219,11 @@ def _store_gradient(grad_x_TW, rows: Rows, grad_PRW, x_PRW, moments: _Moments, p
                 operand1=moments.reciprocal_PR[:, row : row + 1],
             )
     nisa.dma_copy(dst=rows.of(grad_x_TW), src=result_PRW)
+
+
+def _two_like(tile_PRC: Any) -> tuple[Any, Any]:
+    first, second = (nl.ndarray(tile_PRC.shape, dtype=nl.float32) for _ in range(2))
+    return first, second
 
 
 def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:

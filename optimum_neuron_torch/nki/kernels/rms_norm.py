@@ -20,6 +20,7 @@ from .rows import (
     blocks,
     in_stages,
     loaded,
+    negative_means,
     on_all_partitions,
     reciprocal_roots,
     repeated_like,
@@ -125,13 +126,14 @@ def rms_norm_backward_kernel(
         return *state, norm.reciprocal_rms(state[-1])
 
     def project(state):
-        return *state, norm.projection(*state[1:], sums)
+        return *state, norm.projections(*state[1:], sums)
 
     def store(state):
-        rows = state[0]
+        rows, grad_PRW, x_PRW, reciprocal_PR, projections_PRS = state
+        state = grad_PRW, x_PRW, reciprocal_PR, negative_means(projections_PRS, width)
         further_PRW = None if grad_sum_TW is None else loaded(grad_sum_TW, rows)
         for columns in sections(width):
-            result_PRC = norm.gradient(*state[1:], columns)
+            result_PRC = norm.gradient(*state, columns)
             if further_PRW is not None:
                 further_PRC = further_PRW[:, :, columns]
                 nisa.tensor_tensor(dst=result_PRC, data1=result_PRC, data2=further_PRC, op=nl.add)
@@ -193,37 +195,30 @@ class _Norm:
             scale_PRC = repeated_like(self.scale_P1W, x_PRC, columns)
             _multiply(output_PRW[:, rows, columns], normal_PRC, scale_PRC, nisa.engine.vector)
 
-    def projection(self, grad_PRW, x_PRW, reciprocal_PR, sums: SumOverRows | None) -> Any:
-        """(P, R) float32: minus the mean of normalised x times its gradient. The weight's gradient is added to `sums`.
+    def projections(self, grad_PRW, x_PRW, reciprocal_PR, sums: SumOverRows | None) -> Any:
+        """Sums of normalised x times its gradient, of each section. The weight's gradient is added to `sums`.
 
         GpSimd takes a part of the products from the Vector Engine, which is what has most to do.
         """
         partitions, each, width = x_PRW.shape
         parts = sections(width)
         totals_PRS = nl.ndarray((partitions, each, len(parts)), dtype=nl.float32)
-        for index, columns in enumerate(parts):
-            normal_PRC, product_PRC = (nl.ndarray(x_PRW[:, :, columns].shape, dtype=self.inner) for _ in range(2))
-            _multiply_rows(normal_PRC, x_PRW[:, :, columns], reciprocal_PR)
-            _multiply(product_PRC, grad_PRW[:, :, columns], normal_PRC, nisa.engine.gpsimd)
-            if sums is not None:
-                sums.add(product_PRC, columns)
-            if self.scale_P1W is not None:
-                engine = nisa.engine.gpsimd if self.scales_in_float32 else nisa.engine.vector
-                _multiply(normal_PRC, product_PRC, repeated_like(self.scale_P1W, x_PRW, columns), engine)
-                product_PRC = normal_PRC
-            for row in range(each):
-                nisa.activation(
-                    dst=nl.ndarray((partitions, columns.stop - columns.start), dtype=self.inner),
-                    op=nl.copy,
-                    data=product_PRC[:, row],
-                    reduce_op=nl.add,
-                    reduce_cmd=nisa.reduce_cmd.reset_reduce,
-                    reduce_res=totals_PRS[:, row, index : index + 1],
-                )
-        projection_PR = nl.ndarray((partitions, each), dtype=nl.float32)
-        nisa.tensor_reduce(dst=projection_PR, op=nl.add, data=totals_PRS, axis=2)
-        nisa.tensor_scalar(dst=projection_PR, data=projection_PR, op0=nl.multiply, operand0=-1.0 / width)
-        return projection_PR
+        engine = nisa.engine.gpsimd if self.scales_in_float32 else nisa.engine.vector
+        for start in range(0, len(parts), 2):  # two at a time: the Vector Engine has work while GpSimd multiplies
+            normals = {}
+            for index, columns in enumerate(parts[start : start + 2], start):
+                normals[index] = nl.ndarray(x_PRW[:, :, columns].shape, dtype=self.inner)
+                _multiply_rows(normals[index], x_PRW[:, :, columns], reciprocal_PR)
+            for index, normal_PRC in normals.items():
+                columns, product_PRC = parts[index], nl.ndarray(normal_PRC.shape, dtype=self.inner)
+                _multiply(product_PRC, grad_PRW[:, :, columns], normal_PRC, nisa.engine.gpsimd)
+                if sums is not None:
+                    sums.add(product_PRC, columns)
+                if self.scale_P1W is not None:
+                    _multiply(normal_PRC, product_PRC, repeated_like(self.scale_P1W, x_PRW, columns), engine)
+                    product_PRC = normal_PRC
+                sums_of_rows(product_PRC, nl.copy, sums_PR=totals_PRS[:, :, index])
+        return totals_PRS
 
     def gradient(self, grad_PRW, x_PRW, reciprocal_PR, projection_PR, columns: slice) -> Any:
         """(P, R, C) in the dtype of x: (grad * scale + normalised x * projection) / rms."""

@@ -112,10 +112,10 @@ def repeated_like(vector_P1W: Any, tile_PRC: Any, columns: slice) -> Any:
     return vector_P1W[:partitions, :, columns].broadcast(1, each)
 
 
-def sums_of_rows(x_PRW: Any, op: Any, bias_PR: Any = None) -> Any:
+def sums_of_rows(x_PRW: Any, op: Any, bias_PR: Any = None, sums_PR: Any = None) -> Any:
     """(P, R) float32: the sum of `op` of each row, to which a number was added; by the Scalar Engine."""
     partitions, each, width = x_PRW.shape
-    sums_PR = nl.ndarray((partitions, each), dtype=nl.float32)
+    sums_PR = nl.ndarray((partitions, each), dtype=nl.float32) if sums_PR is None else sums_PR
     parts = sections(width)
     for row in range(each):
         for columns in parts:
@@ -131,6 +131,17 @@ def sums_of_rows(x_PRW: Any, op: Any, bias_PR: Any = None) -> Any:
                 reduce_res=sums_PR[:, row : row + 1] if columns is parts[-1] else None,
             )
     return sums_PR
+
+
+def negative_means(sums_PRS: Any, width: int) -> Any:
+    """(P, R) float32: minus the mean of rows of which there are sums of sections.
+
+    Not where the sums are made: the Vector Engine would wait for them there, and not do what comes next.
+    """
+    means_PR = nl.ndarray(sums_PRS.shape[:2], dtype=nl.float32)
+    nisa.tensor_reduce(dst=means_PR, op=nl.add, data=sums_PRS, axis=2)
+    nisa.tensor_scalar(dst=means_PR, data=means_PR, op0=nl.multiply, operand0=-1.0 / width)
+    return means_PR
 
 
 def reciprocal_roots(sums_PR: Any, width: int, eps: float) -> Any:
