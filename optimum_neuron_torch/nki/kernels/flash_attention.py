@@ -31,8 +31,9 @@ import nki.language as nl
 PARTITIONS = 128
 BANK = 512  # float32 scores in a bank of PSUM, which a product on NeuronCore-v3 does not cross
 BLOCK = 2048  # keys that share one maximum: four of the eight banks, so that the next step's scores find room
+BLOCK_FLOAT32 = 1024  # half of it where all is twice as large, and the Tensor Engine four times as slow
 GROUP = 16  # tiles of queries that see a section of keys before the next one replaces it
-SECTION_BYTES = 48 * 1024  # keys and values of a section, per partition; two sections are on the chip at a time
+SECTIONS_BYTES = 112 * 1024  # keys and values per partition, of all sections that are on the chip at a time
 HEAD_MAX = 256
 DELAY = 4  # steps between scores and their products with values: the time that exp and the transposes take
 PREFETCH = 6  # steps that loads run ahead, so that they do not queue behind transposes
@@ -78,7 +79,7 @@ def flash_attention_kernel(
         query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap, is_causal
     )
     pipeline: list[_Step | None] = [None] * (DELAY + 1)  # the newest first
-    for step in chain(_ahead(_steps(call), PREFETCH), [None] * DELAY):
+    for step in chain(_ahead(_steps(call), call.sizes.prefetch), [None] * DELAY):
         pipeline = [step, *pipeline[:DELAY]]
         oldest = pipeline[DELAY]
         _transpose_on_chip(pipeline[DELAY - 1])
@@ -124,6 +125,7 @@ class _Call:
     zeros_R1: Any
     ones_R1: Any
     negative_sinks_RH: Any
+    sizes: "_Sizes"
 
     @classmethod
     def of(cls, query, key, value, ranges, mask, bias, sinks, scale, softcap, is_causal) -> "_Call":
@@ -144,7 +146,7 @@ class _Call:
             nisa.tensor_scalar(dst=negative_sinks, data=loaded, op0=nl.multiply, operand0=-1.0)
         return cls(
             query, key, value, ranges, mask, bias, scale, softcap, is_causal, output, logsumexp, zeros, ones,
-            negative_sinks,
+            negative_sinks, _Sizes.of(query, key, value),
         )  # fmt: skip
 
     @property
@@ -163,6 +165,32 @@ class _Call:
         """Whether a row may see no key, and no sink either."""
         is_masked = not (self.ranges_BQ2 is None and self.mask_BHQK is None and self.bias_BHQK is None)
         return is_masked and self.negative_sinks_RH is None
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Keys in a block and in a section, and the steps that loads run ahead, so that what is on the chip fits there."""
+
+    block: int
+    section: int
+    prefetch: int
+
+    @classmethod
+    def of(cls, query, key, value) -> "_Sizes":
+        (_, heads, queries, depth), (_, groups, keys, _) = query.shape, key.shape
+        itemsize = _itemsize(key)
+        block = BLOCK_FLOAT32 if itemsize == 4 else BLOCK
+        of_block = (_ceil(depth, PARTITIONS) + _ceil(value.shape[3], PARTITIONS)) * block * itemsize
+        tiles = max(1, heads // groups * _ceil(queries, PARTITIONS) // nl.num_programs(0))
+        for prefetch in (PREFETCH, 1):
+            blocks = min(_ceil(keys, block), SECTIONS_BYTES // of_block)
+            while blocks > 1:
+                seeing = tiles if blocks * block >= keys else min(tiles, GROUP)
+                # The one in use, one more at either end, and those that steps in flight reach.
+                if (2 + _ceil(prefetch + DELAY, seeing * blocks)) * blocks * of_block <= SECTIONS_BYTES:
+                    return cls(block, blocks * block, prefetch)
+                blocks = _ceil(blocks, 2)
+        return cls(block, block, 1)
 
 
 def _check(query, key, value, is_causal) -> None:
@@ -262,9 +290,9 @@ def _pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
-def _blocks(start: int, stop: int) -> list[tuple[int, int]]:
+def _blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     """Blocks of about the same size: a small last one would cost as many instructions as a large one."""
-    count = _ceil(stop - start, BLOCK)
+    count = _ceil(stop - start, size)
     return _pieces(start, stop, _ceil(_ceil(stop - start, count), PARTITIONS) * PARTITIONS)
 
 
@@ -275,20 +303,20 @@ def _ceil(size: int, unit: int) -> int:
 def _steps(call: _Call) -> Iterator[_Step]:
     """The work of this core, in its order. What a step reads is loaded when it is reached, which DMA does early."""
     batch, groups, keys, _ = call.key_BGKD.shape
-    sections = _pieces(0, keys, _section_keys(call))
+    sections = _pieces(0, keys, call.sizes.section)
     for row in range(batch):
         for key_head in range(groups):
             section = None
-            for head, starts in _queries_of_core(call, row, key_head):
-                for at in range(0, len(starts), GROUP):
-                    group = _load_queries(call, row, head, starts[at : at + GROUP])
-                    for start, stop in sections:
-                        seeing = [tile for tile in _mixed(group.tiles) if tile.last_key > start]
-                        if seeing and (section is None or section.start != start):
-                            section = _load_section(call, row, key_head, start, stop)
-                        for tile in seeing:
-                            for block in _blocks(start, min(stop, tile.last_key)):
-                                yield _load_step(call, tile, section, *block)
+            for parts in _queries_of_core(call, row, key_head):
+                loaded = [_load_queries(call, row, head, starts) for head, starts in parts]
+                tiles = _mixed([tile for group in loaded for tile in group.tiles])
+                for start, stop in sections:
+                    seeing = [tile for tile in tiles if tile.last_key > start]
+                    if seeing and (section is None or section.start != start):
+                        section = _load_section(call, row, key_head, start, stop)
+                    for tile in seeing:
+                        for block in _blocks(start, min(stop, tile.last_key), call.sizes.block):
+                            yield _load_step(call, tile, section, *block)
 
 
 def _mixed(tiles: list[_Tile]) -> list[_Tile]:
@@ -297,36 +325,35 @@ def _mixed(tiles: list[_Tile]) -> list[_Tile]:
     return [tiles[count - 1 - i // 2 if i % 2 else i // 2] for i in range(count)]
 
 
-def _section_keys(call: _Call) -> int:
-    """How many keys, and their values, take SECTION_BYTES of each partition."""
-    depth, width = call.key_BGKD.shape[3], call.value_BGKE.shape[3]
-    of_block = (_ceil(depth, PARTITIONS) * BLOCK + width * BLOCK // PARTITIONS) * _itemsize(call.key_BGKD)
-    return max(1, SECTION_BYTES // of_block) * BLOCK
-
-
 def _itemsize(tensor: Any) -> int:
     return 4 if tensor.dtype == nl.float32 else 2
 
 
-def _queries_of_core(call: _Call, row: int, key_head: int) -> list[tuple[int, list[int]]]:
-    """(head, starts of tiles) that this core computes: whole heads where they can be shared evenly.
+def _queries_of_core(call: _Call, row: int, key_head: int) -> Iterator[list[tuple[int, list[int]]]]:
+    """(head, starts of tiles) of up to GROUP tiles at a time: what this core computes of a key head's query heads."""
+    repeats = call.query_BHQD.shape[1] // call.key_BGKD.shape[1]
+    parts, room = [], GROUP
+    for head in range(key_head * repeats, (key_head + 1) * repeats):
+        starts = _tiles_of_core(call, row, head)
+        while starts:
+            parts.append((head, starts[:room]))
+            starts, room = starts[room:], room - len(parts[-1][1])
+            if not room:
+                yield parts
+                parts, room = [], GROUP
+    if parts:
+        yield parts
 
-    Else every head's tiles, back and forth between the cores, as tiles of causal attention grow.
-    """
+
+def _tiles_of_core(call: _Call, row: int, head: int) -> list[int]:
+    """Whole heads where the cores can share them evenly; else tiles, back and forth, as causal ones grow."""
     batch, heads, queries, _ = call.query_BHQD.shape
     cores, core = nl.num_programs(0), nl.program_id(0)
-    repeats = heads // call.key_BGKD.shape[1]
-    mine = range(key_head * repeats, (key_head + 1) * repeats)
     starts = list(range(0, queries, PARTITIONS))
     if batch * heads % cores == 0:
-        share = batch * heads // cores
-        return [(head, starts) for head in mine if (row * heads + head) // share == core]
+        return starts if (row * heads + head) // (batch * heads // cores) == core else []
     turns = [tile % cores if tile // cores % 2 == 0 else cores - 1 - tile % cores for tile in range(len(starts))]
-    shared = [
-        (head, [start for start, turn in zip(starts, turns, strict=True) if (turn + head) % cores == core])
-        for head in mine
-    ]
-    return [(head, starts) for head, starts in shared if starts]
+    return [start for start, turn in zip(starts, turns, strict=True) if (turn + head) % cores == core]
 
 
 # Loading

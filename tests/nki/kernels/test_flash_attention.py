@@ -152,7 +152,7 @@ def test_blocks_are_joined(options):
 def test_keys_in_sections(monkeypatch, is_causal):
     from optimum_neuron_torch.nki.kernels import flash_attention
 
-    monkeypatch.setattr(flash_attention, "SECTION_BYTES", 1)
+    monkeypatch.setattr(flash_attention, "SECTIONS_BYTES", 1)
     monkeypatch.setattr(flash_attention, "GROUP", 2)
     monkeypatch.setattr(flash_attention, "BLOCK", 512)
     check(inputs(1, 2, 1, 1200, 1200, 32, 32, torch.bfloat16), is_causal=is_causal)
@@ -180,6 +180,25 @@ def test_refuses_two_dtypes():
     query, key, value = inputs(1, 1, 1, 4, 4, 8, 8)
     with pytest.raises(ValueError, match="of one dtype, not float32, bfloat16"):
         flash_attention_kernel(query, key.bfloat16(), value)
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(512, 16384), (128, 32768)], ids=str)
+def test_fits_the_chip(shape, dtype, target):
+    """Large ones, with all that takes memory; traced, so without data."""
+    from optimum_neuron_torch.emulator.nki import trace
+    from optimum_neuron_torch.emulator.nki.chips import chip_of
+    from optimum_neuron_torch.nki.kernels.flash_attention import flash_attention_kernel
+
+    queries, keys = shape
+    tensors = [torch.empty(1, 1, length, 256, dtype=dtype, device="meta") for length in (queries, keys, keys)]
+    masks = {
+        "ranges_BQ2": torch.empty(1, queries, 2, dtype=torch.int32, device="meta"),
+        "mask_BHQK": torch.empty(1, 1, queries, keys, dtype=torch.uint8, device="meta"),
+        "bias_BHQK": torch.empty(1, 1, queries, keys, device="meta"),
+    }
+    trace(flash_attention_kernel, *tensors, chip=chip_of(target), softcap=2.0, **masks)
 
 
 @pytest.mark.slow
