@@ -483,23 +483,27 @@ def _score(call: _Call, step: _Step | None, index: int) -> None:
 
 def _scaled(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int) -> Any:
     """Scores that `call.factor` is left to scale."""
-    shape = (step.tile.rows, stop - start)
     if call.softcap is not None:
-        capped_RK = nl.ndarray(shape, dtype=nl.float32)
+        capped_RK = _in_sbuf(scores_RK)
         nisa.activation(dst=capped_RK, op=nl.tanh, data=scores_RK, scale=call.scale / call.softcap)
         scores_RK = capped_RK
     if step.bias_RK is not None:
-        biased_RK = nl.ndarray(shape, dtype=nl.float32)
+        biased_RK = _in_sbuf(scores_RK)
         bias_RK = step.bias_RK[:, start - step.start : stop - step.start]
         nisa.scalar_tensor_tensor(
             dst=biased_RK, data=scores_RK, op0=nl.multiply, operand0=call.multiplier, op1=nl.add, operand1=bias_RK
         )
         return biased_RK
     if call.multiplier <= 0:  # the maximum is then not that of the scores as they are
-        scaled_RK = nl.ndarray(shape, dtype=nl.float32)
+        scaled_RK = _in_sbuf(scores_RK)
         nisa.tensor_scalar(dst=scaled_RK, data=scores_RK, op0=nl.multiply, operand0=call.multiplier)
         return scaled_RK
     return scores_RK
+
+
+def _in_sbuf(scores_RK: Any) -> Any:
+    """Where the next form of the scores goes: into the same place, but out of PSUM, which the Tensor Engine needs."""
+    return nl.ndarray(scores_RK.shape, dtype=nl.float32) if scores_RK.buffer == nl.psum else scores_RK
 
 
 def _masked(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int, maximum_R1: Any) -> Any:
@@ -507,7 +511,7 @@ def _masked(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int, max
     tile = step.tile
     crosses_diagonal = call.is_causal and stop > tile.start + 1
     if call.ranges_BQ2 is not None or crosses_diagonal:
-        ranged_RK = nl.ndarray((tile.rows, stop - start), dtype=nl.float32)
+        ranged_RK = _in_sbuf(scores_RK)
         nisa.range_select(
             dst=ranged_RK,
             on_true_tile=scores_RK,
@@ -524,7 +528,7 @@ def _masked(call: _Call, step: _Step, scores_RK: Any, start: int, stop: int, max
     elif step.mask_RK is None:
         nisa.tensor_reduce(dst=maximum_R1, op=nl.maximum, data=scores_RK, axis=1)
     if step.mask_RK is not None:
-        chosen_RK = nl.ndarray((tile.rows, stop - start), dtype=nl.float32)
+        chosen_RK = _in_sbuf(scores_RK)
         nisa.select_reduce(
             dst=chosen_RK,
             predicate=step.mask_RK[:, start - step.start : stop - step.start],

@@ -92,6 +92,7 @@ MASKS = {
     "bias": {"bias_BHQK": random(2, 4, 140, 300)},
     "bias of all rows": {"bias_BHQK": random(1, 4, 140, 300, dtype=torch.bfloat16)},
     "bias of all heads": {"bias_BHQK": random(2, 1, 140, 300, dtype=torch.float16)},
+    "bias that masks": {"bias_BHQK": torch.where(random(2, 1, 140, 300) > 1, torch.finfo(torch.float32).min, 0.0)},
     "bias, ranges, holes": {
         "bias_BHQK": random(1, 1, 140, 300),
         "ranges_BQ2": sliding(140, 300, 200),
@@ -199,6 +200,21 @@ def test_fits_the_chip(shape, dtype, target):
         "bias_BHQK": torch.empty(1, 1, queries, keys, device="meta"),
     }
     trace(flash_attention_kernel, *tensors, chip=chip_of(target), softcap=2.0, **masks)
+
+
+@pytest.mark.parametrize(
+    ("target", "is_causal", "least"),
+    [("trn2", True, 0.5), ("trn2", False, 0.55), ("trn3", True, 0.55), ("trn3", False, 0.65)],
+)
+def test_keeps_the_tensor_engine_busy(target, is_causal, least):
+    """The estimate for 4096 x 128, which comes from the order of the instructions alone."""
+    from optimum_neuron_torch.emulator.nki import trace
+    from optimum_neuron_torch.emulator.nki.chips import chip_of
+    from optimum_neuron_torch.nki.kernels.flash_attention import flash_attention_kernel
+
+    tensor = torch.empty(1, 1, 4096, 128, dtype=torch.bfloat16, device="meta")
+    traced = trace(flash_attention_kernel, tensor, tensor, tensor, chip=chip_of(target), is_causal=is_causal)
+    assert traced.report.matmul_utilisation >= least
 
 
 @pytest.mark.slow
