@@ -108,7 +108,10 @@ def what_is_seen(
         return None, _causal_mask(queries, keys, query.device), False, NAME
     seen = seen_in(mask)
     if seen.unknown is None and mask.shape[-2:] == (queries, keys):
-        return seen.ranges_B1Q2, seen.padding_B11K, seen.is_causal, NAME
+        if seen.ranges_B1Q2 is None or kernels_run():
+            return seen.ranges_B1Q2, seen.padding_B11K, seen.is_causal, NAME
+        # Torch attends with a mask, and the one that all layers share is at hand.
+        return None, mask, False, NAME
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     return None, mask, False, f"{NAME}, whole mask ({seen.unknown or 'for other keys'})"
 

@@ -3,19 +3,32 @@
 The table of families is in `mask_families.json`; `mask_families.py` makes it.
 """
 
+import copy
 import itertools
 import json
 from functools import partial
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, StaticCache, masking_utils
+from transformers import (
+    BertConfig,
+    BertModel,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    StaticCache,
+    masking_utils,
+)
 
-import optimum_neuron_torch.integrations.attention  # noqa: F401 - masks know how to enter blocks with it
+import optimum_neuron_torch as ont
 from optimum_neuron_torch.buckets.blocks import run_block, taken_apart
-from optimum_neuron_torch.buckets.holes import mark_whole
+from optimum_neuron_torch.buckets.holes import HOLES, mark_whole
+from optimum_neuron_torch.integrations import attention
 from optimum_neuron_torch.nki.masks import nki_mask, seen_in
 from tests.integrations.mask_families import TABLE, expanded, families, outcome
+from tests.tiny_models import TINY
 
 
 class Told(torch.nn.Module):
@@ -87,10 +100,10 @@ CACHES = {"no cache": None, "growing": DynamicCache, "static": partial(StaticCac
 FORMS = sorted({call for row in FAMILIES.values() for call in row["calls"] if "recurrent" not in call})
 
 
-def config_of(attention: str = "nki") -> LlamaConfig:
+def config_of(implementation: str = "nki") -> LlamaConfig:
     config = LlamaConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, sliding_window=5)
     config.attention_chunk_size = 4
-    config._attn_implementation = attention
+    config._attn_implementation = implementation
     return config
 
 
@@ -118,13 +131,13 @@ def test_ranges_of_every_form_of_call(form):
         mask[0, start : past + end], mask[1] = 1, 1
         found, expected = (
             create(
-                config=(config := config_of(attention)),
+                config=(config := config_of(implementation)),
                 inputs_embeds=torch.zeros(2, QUERIES, 16),
                 attention_mask=None if padding == "none" else mask,
                 cache=filled(CACHES[cache], config),
                 **further,
             )
-            for attention in ("nki", "eager")
+            for implementation in ("nki", "eager")
         )
         expected = torch.zeros(found.shape) if expected is None else expected  # where none is hidden
         torch.testing.assert_close(found, expected == 0, rtol=0, atol=0)
@@ -140,13 +153,76 @@ def test_packed_sequences_have_whole_masks(create):
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4]] * 2)
     found, expected = (
         getattr(masking_utils, create)(
-            config=config_of(attention),
+            config=config_of(implementation),
             inputs_embeds=torch.zeros(2, QUERIES, 16),
             attention_mask=None,
             cache=None,
             position_ids=positions,
         )
-        for attention in ("nki", "eager")
+        for implementation in ("nki", "eager")
     )
     assert seen_in(found).unknown == "packed_sequence_mask_function"
     torch.testing.assert_close(found, expected == 0, rtol=0, atol=0)
+
+
+# ---- what comes to the kernels --------------------------------------------------------------------------------------
+
+GROUPED = {"num_key_value_heads": 2, "eos_token_id": None, **TINY}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(sliding_window=4, **GROUPED)),
+    "bert": lambda: BertModel(BertConfig(**TINY)),
+}
+# (ranges, causal, mask of the keys) of the first call; later ones of decoders are the same for all.
+CALLS = {
+    ("llama", "left"): (True, True, False),
+    ("llama", "holes"): (False, True, True),
+    ("mistral", "right"): (True, True, False),
+    ("mistral", "holes"): (True, True, True),
+    ("bert", "right"): (True, False, False),
+    ("bert", "holes"): (False, False, True),
+}
+LATER = (True, False, True)
+SHOWN = {"left": slice(4, 11), "right": slice(0, 7), "holes": [0, 1, 4, 5, 9, 10]}
+
+
+@pytest.mark.parametrize(("name", "padding"), CALLS)
+def test_kernels_get_ranges_of_prepared_models(name, padding, monkeypatch):
+    """No kernel gets a mask of all queries and keys; masks with holes are counted, and right as well."""
+    calls, stock = [], attention.ops.attention
+
+    def attend(query, key, value, ranges, bias, sinks, scale, softcap, is_causal):
+        assert bias is None or bias.shape[-2] == 1
+        calls.append((ranges is not None, is_causal, bias is not None))
+        return stock(query, key, value, ranges, bias, sinks, scale, softcap, is_causal)
+
+    monkeypatch.setattr(attention.ops, "attention", attend)
+    torch.manual_seed(0)
+    plain = MODELS[name]().eval()
+    buckets = ont.Buckets(batch=[2], sequence=[16], cache=[32])
+    settings = {"compile": False, "verify": False, "nki": "simulate", "buckets": buckets}
+    model = ont.prepare(copy.deepcopy(plain).to("neuron"), ont.NeuronConfig(**settings))
+    ids = torch.randint(5, 300, (2, 11), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0] = 0
+    mask[0, SHOWN[padding]] = 1
+    with ont.nki.simulation() as runs:
+        if name == "bert":
+            found = model(ids, attention_mask=mask).last_hidden_state.cpu()[mask.bool()]
+            expected = plain(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        else:
+            found, expected = (
+                torch.stack(
+                    one.generate(
+                        ids, attention_mask=mask, max_new_tokens=3, do_sample=False,
+                        output_logits=True, return_dict_in_generate=True,
+                    ).logits
+                ).cpu()
+                for one in (model, plain)
+            )  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    layers, steps = TINY["num_hidden_layers"], 1 if name == "bert" else 3
+    # Before them come those in which the axes of its inputs are found.
+    assert calls[-layers * steps :] == [CALLS[name, padding]] * layers + [LATER] * layers * (steps - 1)
+    assert len([run for run in runs if "attention" in str(run)]) == layers * steps
+    assert ont.report(model).attention == ({HOLES: 1} if padding == "holes" else {})
