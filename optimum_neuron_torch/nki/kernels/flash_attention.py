@@ -7,11 +7,11 @@ of both.
 The work is cut into steps: a tile of 128 queries of one head against a block of up to 2048 keys. The engines of a
 NeuronCore run side by side, each in the order of the program, so the order below is the schedule:
 
-    Tensor Engine   scores of step i, a PSUM bank of 512 keys at a time, among the products with values of step i - 2
+    Tensor Engine   scores of step i, a PSUM bank of 512 keys at a time, among the products with values of step i - 4
     Vector Engine   the largest score of each row, with the mask where there is one; results joined across blocks
     Scalar Engine   exp(scale * score - largest) with its sum, written in the inputs' dtype
     DMA             transposes most of those weights within SBUF, so that the keys are on the partitions; the Tensor
-                    and the Scalar Engine do the rest
+                    and the Scalar Engine do the rest, a step before the products
 
 Keys and values of a key head stay in SBUF for all of its query heads where they fit; else they come in sections, once
 for every 2048 queries.
@@ -72,8 +72,8 @@ def flash_attention_kernel(
         is_causal: query q sees keys up to q; as many queries as keys. Tiles behind the diagonal are not computed.
 
     A key is seen that all of range, mask and causality let through. A row that sees none gives 0, and for its
-    logsumexp the sink, or without one a number of about -1e30 * scale. Runs on NeuronCore-v3 and later, on one core or
-    two.
+    logsumexp the sink, or without one about -1e30 times what scales the scores last (scale, softcap or 1). Runs on
+    NeuronCore-v3 and later, on one core or two.
     """
     call = _Call.of(
         query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap, is_causal
@@ -86,7 +86,7 @@ def flash_attention_kernel(
         for bank in range(BLOCK // BANK):
             _score(call, step, bank)
             _multiply_values(call, oldest, bank)
-        _join(call, oldest)
+        _join(call, oldest)  # while the last maximum of this step is on its way
         _weigh(call, step)
     return call.output_BHQE, call.logsumexp_BHQ
 
@@ -232,6 +232,7 @@ class _Group:
     queries_DQ: list[Any]
     totals_RT: Any
     offsets_RT: Any
+    output_RTE: Any = None
     tiles: list["_Tile"] = field(default_factory=list)
     unfinished: int = 0
 
@@ -682,19 +683,30 @@ def _join(call: _Call, step: _Step | None) -> None:
 
 
 def _finish(call: _Call, tile: _Tile) -> None:
-    """Divides by the sum of the weights and stores."""
+    """Divides by the sum of the weights; the last tile stores the group, as every transfer takes its time."""
     group, rows = tile.group, tile.rows
     total_R1 = group.totals_RT[0:rows, tile.column : tile.column + 1]
     if call.can_be_empty:
         nisa.tensor_scalar(dst=total_R1, data=total_R1, op0=nl.maximum, operand0=SMALLEST)
     share_R1 = _column(rows)
     nisa.reciprocal(dst=share_R1, data=total_R1)
-    output_RE = nl.ndarray(tile.result_RE.shape, dtype=call.output_BHQE.dtype)
+    if group.output_RTE is None:
+        shape = (PARTITIONS, len(group.tiles), call.output_BHQE.shape[3])
+        group.output_RTE = nl.ndarray(shape, dtype=call.output_BHQE.dtype)
+    output_RE = group.output_RTE[0:rows, tile.column, :]
     nisa.activation(dst=output_RE, op=nl.copy, data=tile.result_RE, scale=share_R1)
-    nisa.dma_copy(dst=call.output_BHQE[group.batch, group.head, tile.start : tile.stop, :], src=output_RE)
     group.unfinished -= 1
     if not group.unfinished:
+        _store_output(call, group)
         _store_logsumexp(call, group)
+
+
+def _store_output(call: _Call, group: _Group) -> None:
+    destination_QE = call.output_BHQE[group.batch, group.head]
+    for run in _runs(group.tiles):
+        rows, columns = run[0].rows, slice(run[0].column, run[-1].column + 1)
+        destination = destination_QE[run[0].start : run[-1].stop, :].reshape_dim(0, (len(run), rows))
+        nisa.dma_copy(dst=destination.permute((1, 0, 2)), src=group.output_RTE[0:rows, columns, :])
 
 
 def _store_logsumexp(call: _Call, group: _Group) -> None:
