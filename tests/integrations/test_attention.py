@@ -1,5 +1,6 @@
 """Which attention a prepared model gets."""
 
+import contextlib
 import copy
 
 import pytest
@@ -11,9 +12,14 @@ from transformers import (
     DeepseekV4ForCausalLM,
     DeepseekV32Config,
     DeepseekV32ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
 )
 
 import optimum_neuron_torch as ont
+from optimum_neuron_torch.nki.paths import recording
 from optimum_neuron_torch.report import StrictError
 from tests.tiny_models import TINY
 
@@ -79,3 +85,57 @@ def test_a_model_whose_masks_are_of_another_form_keeps_its_attention():
             found = model(ids, use_cache=False).logits.cpu()
     assert model.config._attn_implementation == "eager"
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+SMALL = {"vocab_size": 64, "num_heads": 2, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "dropout_rate": 0.0}
+LEARNED = {
+    "bias of positions": (
+        lambda: SwitchTransformersForConditionalGeneration(
+            SwitchTransformersConfig(
+                num_decoder_layers=1, num_experts=2, num_sparse_encoder_layers=0, num_sparse_decoder_layers=0,
+                router_jitter_noise=0.0, decoder_start_token_id=0, **SMALL,
+            )
+        ),
+        "relative_attention_bias",
+    ),
+    "sinks": (
+        lambda: GptOssForCausalLM(
+            GptOssConfig(
+                vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4,
+            )
+        ),
+        "sinks",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["torch", "kernels"])
+@pytest.mark.parametrize("kind", LEARNED)
+def test_what_attention_adds_to_scores_is_learned(kind, where):
+    """Gradients of a bias of positions and of sinks, on padded rows, against Transformers' own attention."""
+    make, parameter = LEARNED[kind]
+    torch.manual_seed(0)
+    model = make().eval()
+    ids = torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    def gradients(attention: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    expected_loss, expected = gradients("eager")
+    with recording() as paths, ont.nki.simulation() if where == "kernels" else contextlib.nullcontext([]) as runs:
+        loss, found = gradients("nki")
+    assert all(path.startswith("nki") for path in paths)
+    assert bool(runs) == (where == "kernels")
+    assert any(parameter in name for name in found)
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
