@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import optimum_neuron_torch as ont
 from optimum_neuron_torch.integrations.sdpa import PATH
 from optimum_neuron_torch.nki.paths import recording
+from optimum_neuron_torch.report import StrictError
 
 
 STOCK = F.scaled_dot_product_attention
@@ -50,6 +51,11 @@ TAKEN = {
     "causal": (inputs(), {"is_causal": True}),
     "causal with more keys": (inputs(keys=9), {"is_causal": True}),
     "one causal query sees the first key": (inputs(queries=1, keys=9), {"is_causal": True}),
+    "one query": (inputs(queries=1, keys=9), {}),
+    "few grouped queries with a mask": (
+        inputs(queries=2, keys=13, heads=(4, 2)),
+        {"attn_mask": BOOLEAN[:, :, :2], "enable_gqa": True},
+    ),
     "grouped heads": (inputs(heads=(4, 2)), {"enable_gqa": True, "is_causal": True}),
     "values of another size": (inputs(value_size=5), {}),
     "boolean mask": (inputs(queries=10, keys=13), {"attn_mask": BOOLEAN}),
@@ -103,6 +109,34 @@ def test_calls_that_no_kernel_takes_are_pytorchs_own_and_have_a_reason(case):
     (path,) = paths
     assert runs == [] and path.startswith("sdpa (") and reason in path
     torch.testing.assert_close(output, expected, rtol=0, atol=0)
+
+
+class Attention(torch.nn.Module):
+    """With heads wider than kernels take."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(264))
+
+    def forward(self, hidden_states):
+        query = (hidden_states * self.weight)[:, None]
+        return F.scaled_dot_product_attention(query, query, query)
+
+
+@pytest.mark.parametrize("compiled", [False, "model"])
+def test_reasons_are_in_the_report_of_a_model(compiled, no_graphs_before):
+    """Of a call that runs, and of one that is traced; an error where that is asked for."""
+    options = {"nki": "simulate", "compile": compiled, "verify": False}
+    options |= {"options": {"executor": "aten", "lowering": "off"}} if compiled else {}
+    model = ont.prepare(Attention().eval(), ont.NeuronConfig(**options))
+    hidden_states = randn(2, 6, 264)
+    with torch.no_grad(), pytest.warns(UserWarning, match="head size 264"):
+        model(hidden_states)
+    reasons = [row["reason"] for row in ont.report(model).departures if row["kind"] == "attention"]
+    assert len(reasons) == 1 and "head size 264" in reasons[0]
+    model = ont.prepare(Attention().eval(), ont.NeuronConfig(**options, strict=("attention",)))
+    with torch.no_grad(), pytest.raises(StrictError, match="head size 264"):
+        model(hidden_states)
 
 
 @pytest.mark.parametrize(
