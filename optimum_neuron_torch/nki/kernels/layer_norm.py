@@ -20,6 +20,7 @@ from .rows import (
     SumOverRows,
     blocks,
     in_stages,
+    itemsize,
     loaded,
     negative_means,
     on_all_partitions,
@@ -59,7 +60,8 @@ def layer_norm_kernel(x_TW, weight_W=None, bias_W=None, eps=1e-5):
     def scale(state):
         _store_scaled(output_TW, *state, weight_P1W, bias_P1W)
 
-    in_stages(tiles(*x_TW.shape), (load, average, measure, scale), row_bytes(x_TW))
+    vector_bytes = sum(x_TW.shape[1] * itemsize(vector.dtype) for vector in (weight_W, bias_W) if vector is not None)
+    in_stages(tiles(*x_TW.shape), (load, average, measure, scale), row_bytes(x_TW), vector_bytes)
     return output_TW
 
 

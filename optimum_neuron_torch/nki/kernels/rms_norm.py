@@ -88,7 +88,7 @@ def add_rms_norm_kernel(x_TW, residual_TW, weight_W=None, eps=1e-6, offset=0.0, 
     def scale(state):
         norm.store(output_TW, *state)
 
-    in_stages(tiles(*x_TW.shape), (load, add, measure, scale), row_bytes(x_TW))
+    in_stages(tiles(*x_TW.shape), (load, add, measure, scale), row_bytes(x_TW, residual_TW))
     return output_TW, sum_TW
 
 

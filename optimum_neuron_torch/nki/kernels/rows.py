@@ -23,6 +23,8 @@ TILE = 4096
 PSUM_BLOCK = 1024
 # Of a partition, for tiles that are in different stages.
 STAGED_BYTES = 112 * 1024
+# Of a partition, for those and for what all tiles share: the rest of 224 KiB is for what one stage makes and uses up.
+SHARED_BYTES = 176 * 1024
 # Float32 sums in one bank of PSUM.
 BANK = 512
 
@@ -67,14 +69,17 @@ def loaded(matrix_TW: Any, rows: Rows) -> Any:
     return tile
 
 
-def in_stages(work: Iterable[Any], stages: Sequence[Callable[[Any], Any]], kept_bytes: int) -> None:
+def in_stages(
+    work: Iterable[Any], stages: Sequence[Callable[[Any], Any]], kept_bytes: int, fixed_bytes: int = 0
+) -> None:
     """Put each item of `work` through all stages, each of which gets what the one before gave.
 
     Engines run in the order of the program, side by side: so that none waits for another's part of the same tile, a
     tile is in its second stage where the next one is in its first. `kept_bytes` is what a tile keeps per partition
     from stage to stage: where that is too much for as many tiles as stages, the last stages are taken together.
+    `fixed_bytes` is what all tiles share.
     """
-    depth = max(1, min(len(stages), STAGED_BYTES // kept_bytes))
+    depth = max(1, min(len(stages), min(STAGED_BYTES, SHARED_BYTES - fixed_bytes) // kept_bytes))
     groups = [*([stage] for stage in stages[: depth - 1]), stages[depth - 1 :]]
     coming: list[Any] = [None] * depth
     for item in chain(work, [None] * (depth - 1)):

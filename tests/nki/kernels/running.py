@@ -26,3 +26,9 @@ def run(kernel, *tensors, machine=("trn2", 1), **options):
         results = kernel[cores](*tensors, **options)
     assert not reports[0].unwritten and not reports[0].overwritten
     return results if isinstance(results, tuple) else (results,)
+
+
+def trace(kernel, *tensors, **options):
+    """Only checks, capacity included: on Trn2, which has less SBUF than Trn3."""
+    with targeting("trn2"):
+        kernel(*(tensor.to("meta") if isinstance(tensor, torch.Tensor) else tensor for tensor in tensors), **options)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from .reference import relative_error
-from .running import MACHINES, TOLERANCES, made, run
+from .running import MACHINES, TOLERANCES, made, run, trace
 
 
 EPS = 1e-5
@@ -53,3 +53,12 @@ def test_the_widest_rows():
     for dtype, width in ((torch.bfloat16, 16384), (torch.float32, 8192)):
         (x, grad), (weight, bias) = made((130, width), dtype, 2), made((width,), torch.float32, 2)
         check(x, weight, bias, grad, ("trn2", 1), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("rows", [97, 600])
+@pytest.mark.parametrize("dtype, width", [(torch.bfloat16, 16384), (torch.bfloat16, 8192), (torch.float32, 8192)])
+def test_the_widest_rows_have_room(dtype, width, rows):
+    """So many that all stages have tiles; with vectors that take most."""
+    x, vector = torch.empty(rows, width, dtype=dtype), torch.empty(width)
+    trace(kernel("layer_norm_kernel"), x, vector, vector)
+    trace(kernel("layer_norm_backward_kernel"), x, x, vector)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from .reference import relative_error
-from .running import MACHINES, TOLERANCES, made, run
+from .running import MACHINES, TOLERANCES, made, run, trace
 
 
 EPS = 1e-5
@@ -85,3 +85,16 @@ def test_the_widest_rows(name, count):
         expected = definition(sum(tensors).double(), weight.double(), 1.0)
         assert relative_error(output, expected) <= TOLERANCES[dtype]
         run(kernel("rms_norm_backward_kernel"), *made((130, width), dtype, 2), weight, EPS, 1.0, True, tensors[0])
+
+
+@pytest.mark.parametrize("rows", [97, 600])
+@pytest.mark.parametrize("dtype, width", [(torch.bfloat16, 16384), (torch.bfloat16, 8192), (torch.float32, 8192)])
+@pytest.mark.parametrize("scales_in_float32", [False, True])
+def test_the_widest_rows_have_room(scales_in_float32, dtype, width, rows):
+    """So many that all stages have tiles; with a weight that takes most."""
+    x = torch.empty(rows, width, dtype=dtype)
+    weight = torch.empty(width, dtype=torch.float32 if scales_in_float32 else dtype)
+    options = (weight, EPS, 1.0, scales_in_float32)
+    trace(kernel("rms_norm_kernel"), x, *options)
+    trace(kernel("add_rms_norm_kernel"), x, x, *options)
+    trace(kernel("rms_norm_backward_kernel"), x, x, *options, x)
