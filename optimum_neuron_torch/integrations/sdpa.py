@@ -103,6 +103,8 @@ def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa
         return False
     if query.dim() == 2 or query.shape[-3] == key.shape[-3]:
         return True
+    if key.shape[-3] == 1:  # one key head for all, which PyTorch broadcasts
+        return True
     return enable_gqa and key.shape[-3] > 0 and query.shape[-3] % key.shape[-3] == 0
 
 

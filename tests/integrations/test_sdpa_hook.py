@@ -57,6 +57,7 @@ TAKEN = {
         {"attn_mask": BOOLEAN[:, :, :2], "enable_gqa": True},
     ),
     "grouped heads": (inputs(heads=(4, 2)), {"enable_gqa": True, "is_causal": True}),
+    "one key head that is broadcast": (inputs(heads=(4, 1)), {"is_causal": True}),
     "values of another size": (inputs(value_size=5), {}),
     "boolean mask": (inputs(queries=10, keys=13), {"attn_mask": BOOLEAN}),
     "two-dimensional mask": (inputs(queries=10, keys=13), {"attn_mask": BOOLEAN[0, 0]}),
