@@ -75,6 +75,24 @@ def test_bits_are_those_of_transformers_modules(dtype):
             assert torch.equal(found.cpu(), module(x))
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind, options", [(LlamaRMSNorm, {}), (Gemma3RMSNorm, {"offset": 1.0})])
+def test_gradients_are_those_of_transformers_modules(kind, options, weight_dtype):
+    """Of bfloat16 rows, also where the weight is float32, and so is what Llama's module gives."""
+    x, weight = random((2, 7, 64), (64,))
+    module = kind(64, EPS)
+    module.weight.data = weight.to(weight_dtype)
+    ours, theirs = (x.bfloat16().requires_grad_() for _ in range(2))
+    own_weight = module.weight.detach().clone().requires_grad_()
+    output, expected = rms_norm(ours, own_weight, EPS, **options), module(theirs)
+    assert output.dtype == expected.dtype
+    grad = random(x.shape, dtype=output.dtype, seed=1)[0]
+    output.backward(grad)
+    expected.backward(grad)
+    for one, other in ((ours.grad, theirs.grad), (own_weight.grad, module.weight.grad)):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
 def test_compiled_calls_are_one_node():
     x, weight = random((2, 5, 24), (24,))
     kernels = ["rms_norm_kernel", "rms_norm_backward_kernel"]
