@@ -9,6 +9,7 @@ from .functions import add_rms_norm, cross_entropy, layer_norm, rms_norm, rotary
 from .launching import KERNEL_OPS
 from .modes import simulation
 from .ops import attention as attention_ops
+from .paths import tell_refusal
 
 
 __all__ = [
@@ -64,6 +65,7 @@ def attention(
     if bias is not None:
         bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
     scale = query_BHQD.shape[-1] ** -0.5 if scale is None else float(scale)
+    tell_refusal("attention", attention_ops.refusal(query_BHQD, key_BGKD, value_BGKD, scale))
     return attention_ops.attention(query_BHQD, key_BGKD, value_BGKD, ranges_B1Q2, bias, sinks_H, scale, softcap)
 
 

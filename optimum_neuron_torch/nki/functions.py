@@ -11,6 +11,7 @@ from .ops import layer_norm as layer_norm_ops
 from .ops import rms_norm as rms_norm_ops
 from .ops import rotary_embedding as rotary_ops
 from .ops import swiglu as swiglu_ops
+from .paths import tell_refusal
 
 
 def rms_norm(
@@ -35,6 +36,7 @@ def rms_norm(
     """
     _check_width(x, weight=weight)
     scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
+    tell_refusal("rms_norm", rms_norm_ops.refusal(x, weight, eps, scales_in_float32))
     return rms_norm_ops.rms_norm(x, weight, float(eps), float(offset), scales_in_float32)
 
 
@@ -58,6 +60,7 @@ def add_rms_norm(
         raise ValueError(f"x has the shape {tuple(x.shape)}, and residual {tuple(residual.shape)}: expected the same")
     _check_width(x, weight=weight)
     scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
+    tell_refusal("add_rms_norm", rms_norm_ops.refusal(x, weight, eps, scales_in_float32, residual))
     return rms_norm_ops.add_rms_norm(x, residual, weight, float(eps), float(offset), scales_in_float32)
 
 
@@ -72,6 +75,7 @@ def layer_norm(
     Raises ValueError for shapes that do not fit together.
     """
     _check_width(x, weight=weight, bias=bias)
+    tell_refusal("layer_norm", layer_norm_ops.refusal(x, eps))
     return layer_norm_ops.layer_norm(x, weight, bias, float(eps))
 
 
@@ -107,6 +111,7 @@ def cross_entropy(
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}, expected a number from 0 to 1")
     options = (int(ignore_index), float(label_smoothing), None if softcap is None else float(softcap), reduction)
+    tell_refusal("cross_entropy", cross_entropy_ops.refusal(logits_TV, label_smoothing, softcap))
     return cross_entropy_ops.cross_entropy(logits_TV, labels_T, *options)
 
 
@@ -139,6 +144,7 @@ def rotary_embedding(
             f"cos {cos} and sin {sin} do not fit query {query}: expected (1 or {query[0]}, {query[2]}, R) of both, "
             f"with R even and at most {query[3]}"
         )
+    tell_refusal("rotary_embedding", rotary_ops.refusal(query_BHSD, key_BGSD, cos_BSR, sin_BSR))
     return rotary_ops.rotary_embedding(query_BHSD, key_BGSD, cos_BSR, sin_BSR, interleaved)
 
 
@@ -156,6 +162,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu") ->
     _check_floating(gate=gate, up=up)
     if not _broadcast(gate.shape, up.shape):
         raise ValueError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} do not broadcast")
+    tell_refusal("swiglu", swiglu_ops.refusal(gate, up))
     return swiglu_ops.swiglu(gate, up, activation)
 
 

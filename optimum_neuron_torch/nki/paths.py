@@ -1,10 +1,16 @@
-"""Which path eager attention calls take: noted while somebody records."""
+"""Which path calls take: of models' eager attention, noted while somebody records; of people's own calls, where no
+kernel takes one.
+"""
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from ..report import Ledger
+from .modes import kernels_run
 
 
 _recorders: list[Counter] = []
@@ -27,3 +33,24 @@ def record(path: str) -> None:
     if not torch.compiler.is_dynamo_compiling():
         for recorder in _recorders:
             recorder[path] += 1
+
+
+def tell_refusal(function: str, reason: str | None) -> None:
+    """Where kernels run and none takes a call of `optimum_neuron_torch.nki.function`: count it in `report()`, warn
+    once, and raise StrictError under strict "attention".
+    """
+    if reason is not None and kernels_run():
+        _depart(function, reason)
+
+
+def _depart(function: str, reason: str) -> None:
+    _ledger_of_people().depart("attention", f"nki.{function}()", f"no kernel takes it ({reason}): torch does")
+
+
+# As torch.compiler.assume_constant_result() marks it, which would import Dynamo: run once, while tracing.
+_depart._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _ledger_of_people() -> Ledger:
+    return Ledger("nki")
