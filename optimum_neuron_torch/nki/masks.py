@@ -169,6 +169,8 @@ def seen(
     Queries count from position `query_offset`, keys from `key_offset`. Padding is part of the ranges where its rows
     are known to have no holes.
     """
+    if keys == 0:
+        return Seen(unknown="a mask without keys")
     if not isinstance(key_offset, int) or (isinstance(query_offset, torch.Tensor) and query_offset.numel() != 1):
         return Seen(unknown="offsets that differ between rows")
     is_static = isinstance(query_offset, int)

@@ -62,7 +62,7 @@ def test_what_no_kernel_takes_is_reported_and_can_be_forbidden(compile):
         model = prepared()
         with pytest.warns(UserWarning, match="no kernel takes it .head size 288 above 256."):
             torch.testing.assert_close(model(ids).last_hidden_state.cpu(), expected, rtol=1e-5, atol=1e-5)
-        assert [departure["kind"] for departure in ont.report(model).departures] == ["attention"]
+        assert [departure["kind"] for departure in ont.report(model).departures].count("attention") == 1
         with pytest.raises(StrictError, match="head size 288"):
             prepared(strict=("attention",))(ids)
 

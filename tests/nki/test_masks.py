@@ -103,6 +103,14 @@ def test_other_masks_stay_whole(kind):
     torch.testing.assert_close(mask, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("keys", [0, 1])
+def test_few_keys(keys):
+    given = arguments(RANGES["bidirectional"], "none", "start", keys=keys)
+    given["attention_mask"] = mark_whole(torch.ones(BATCH, keys, dtype=torch.bool))
+    seen = seen_in(nki_mask(**given))
+    assert (seen.unknown is None) == bool(keys)
+
+
 @pytest.mark.parametrize("kind", ["causal", "window", "wide window", "bidirectional"])
 def test_a_prompt_needs_no_more_ranges_than_its_mask_has_limits(kind):
     seen = seen_in(nki_mask(**arguments(RANGES[kind], "none", "start", queries=KEYS)))
