@@ -134,13 +134,24 @@ def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
     decoder = {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     others = _of_other_kinds(model.config)
     main = getattr(model, "main_input_name", "input_ids")
-    of_main = {main: {**tokens, **others}[main]} if main in {**tokens, **others} else {}
+    of_main = {main: others[main]} if main in others else {}
     for named in (
-        {**tokens, **decoder} if main == "input_ids" else {**of_main, **decoder},
+        {**tokens, **decoder} if main == "input_ids" else {**of_main, **_mask_of_sound(of_main), **decoder},
+        {**of_main, **decoder},
         {**tokens, **others},
         others,
     ):
         yield {name: tensor for name, tensor in named.items() if name in taken}
+
+
+def _mask_of_sound(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One with pads on the right of the first row."""
+    sound = next((inputs[name] for name in ("input_features", "input_values") if name in inputs), None)
+    if sound is None:
+        return {}
+    mask = torch.ones(ROWS, sound.shape[-1], dtype=torch.long)
+    mask[0, mask.shape[1] * 3 // 4 :] = 0
+    return {"attention_mask": mask}
 
 
 def _of_other_kinds(config: Any) -> dict[str, torch.Tensor]:
