@@ -83,7 +83,7 @@ def flash_attention_kernel(
         pipeline = [step, *pipeline[:DELAY]]
         oldest = pipeline[DELAY]
         _transpose_on_chip(pipeline[DELAY - 1])
-        for bank in range(BLOCK // BANK):
+        for bank in range(call.sizes.block // BANK):
             _score(call, step, bank)
             _multiply_values(call, oldest, bank)
         _join(call, oldest)  # while the last maximum of this step is on its way
