@@ -35,7 +35,7 @@ PIECE_BYTES = 8192  # of one head that a partition reads in one piece: the large
 BLOCK_BYTES = 16384  # keys and values of a block, per partition: 2 MiB, some thousand times what starting DMA takes
 TURN_BYTES = 4 * 2**20  # of a loop's turn, in which nothing is computed while its first block is on its way
 SHARED_BYTES = 2**22  # of keys and values: below, two cores gain less than they spend to join their results
-MANY_ROWS = 32
+MANY_ROWS = 32  # from here on the Vector Engine would take longer than DMA: others take over what they can
 STAGES = 6  # of a step, from its scores to the output
 
 UNSEEN = 1.7e38  # taken off the logits of keys that are not seen; twice that is still finite
@@ -68,8 +68,12 @@ def decode_attention_kernel(
         sinks_H: float32, one logit per head that takes part in the softmax and has no value.
         scale: of the scores. softcap: scores become softcap * tanh(scores / softcap).
 
-    A key is seen that both range and mask let through. A row that sees none gives 0. Runs on NeuronCore-v3 and later,
-    on one core or two: these share the key heads, or where their number is odd, the keys.
+    A key is seen that both range and mask let through. A row that sees none gives 0. Of a long cache, keys before and
+    behind the ranges of a batch row are not read: a `fori_loop` over registers, of NKI 0.6, goes over the others. How
+    far loads run ahead from one turn of such a loop to the next is the compiler's, and not documented.
+
+    Runs on NeuronCore-v3 and later, on one core or two: these share the key heads, or where their number is odd and
+    there is enough to read, the keys.
     """
     call = _Call.of(query_BHQD, key_BGKD, value_BGKE, ranges_BQ2, mask_BHQK, bias_BHQK, sinks_H, scale, softcap)
     if call.loop_chunks:
