@@ -1,17 +1,66 @@
-"""The siblings of attention for people: what is left of a Transformer layer.
+"""Attention and its siblings for people: what a Transformer layer is made of.
 
-Shape legend: B batch, H query heads, G key heads, S positions, D head size, R rotated part of D, T rows, V vocabulary,
-W width.
+Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, S positions, D head size, E that of values,
+R rotated part of D, T rows, V vocabulary, W width.
 """
 
 import torch
 
+from .ops import attention as attention_ops
 from .ops import cross_entropy as cross_entropy_ops
 from .ops import layer_norm as layer_norm_ops
 from .ops import rms_norm as rms_norm_ops
 from .ops import rotary_embedding as rotary_ops
 from .ops import swiglu as swiglu_ops
 from .paths import tell_refusal
+
+
+def attention(
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    *,
+    ranges_B1Q2: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Softmax attention, (B, H, Q, E), in the dtype of the query.
+
+    Args:
+        query_BHQD, key_BGKD, value_BGKE: floating point, of one dtype; H is a multiple of G.
+        ranges_B1Q2: int32, the keys [start, end) that each query sees; None is all of them.
+        bias: added to the scaled scores, broadcastable to (B, H, Q, K); boolean: True where a query sees a key.
+        sinks_H: one logit per head that takes part in the softmax and has no value.
+        scale: of the scores; None is D ** -0.5. softcap: scores become softcap * tanh(scores / softcap).
+
+    A query that sees no key gives 0. Raises ValueError for shapes that do not fit together, and for a softcap of 0 or
+    less.
+    """
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap={softcap}: expected a positive number, or None")
+    heads, groups = query_BHQD.shape[1], key_BGKD.shape[1]
+    if (
+        not groups
+        or heads % groups
+        or key_BGKD.shape[:3] != value_BGKE.shape[:3]
+        or query_BHQD.shape[-1] != key_BGKD.shape[-1]
+    ):
+        raise ValueError(
+            f"query {tuple(query_BHQD.shape)}, key {tuple(key_BGKD.shape)} and value {tuple(value_BGKE.shape)} do not "
+            "fit: expected (B, H, Q, D), (B, G, K, D), (B, G, K, E) with H a multiple of G"
+        )
+    _check_floating(query_BHQD=query_BHQD, key_BGKD=key_BGKD, value_BGKE=value_BGKE)
+    if not query_BHQD.dtype == key_BGKD.dtype == value_BGKE.dtype:
+        dtypes = f"{query_BHQD.dtype}, {key_BGKD.dtype} and {value_BGKE.dtype}"
+        raise ValueError(f"query, key and value have the dtypes {dtypes}: expected one")
+    _check_masks(query_BHQD, key_BGKD, ranges_B1Q2, bias, sinks_H)
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
+    scale = query_BHQD.shape[-1] ** -0.5 if scale is None else float(scale)
+    tell_refusal("attention", attention_ops.refusal(query_BHQD, key_BGKD, value_BGKE, scale))
+    return attention_ops.attention(query_BHQD, key_BGKD, value_BGKE, ranges_B1Q2, bias, sinks_H, scale, softcap)
 
 
 def rms_norm(
@@ -166,6 +215,31 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu") ->
     return swiglu_ops.swiglu(gate, up, activation)
 
 
+def _check_masks(
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    ranges_B1Q2: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    sinks_H: torch.Tensor | None,
+) -> None:
+    batch, heads, queries, _ = query_BHQD.shape
+    shape = (batch, heads, queries, key_BGKD.shape[2])
+    if ranges_B1Q2 is not None and ranges_B1Q2.shape not in ((batch, 1, queries, 2), (1, 1, queries, 2)):
+        raise ValueError(f"ranges_B1Q2 has the shape {tuple(ranges_B1Q2.shape)}, expected ({batch}, 1, {queries}, 2)")
+    if ranges_B1Q2 is not None and ranges_B1Q2.dtype != torch.int32:
+        raise ValueError(f"ranges_B1Q2 has the dtype {ranges_B1Q2.dtype}, expected torch.int32")
+    if bias is not None and (bias.dim() > 4 or not _expands(bias.shape, shape)):
+        raise ValueError(f"bias has the shape {tuple(bias.shape)}, which does not broadcast to (B, H, Q, K) = {shape}")
+    if bias is not None and not (bias.dtype == torch.bool or bias.is_floating_point()):
+        raise ValueError(f"bias has the dtype {bias.dtype}, expected torch.bool or floating point")
+    if sinks_H is not None and sinks_H.shape != (heads,):
+        raise ValueError(f"sinks_H has the shape {tuple(sinks_H.shape)}, expected ({heads},)")
+
+
+def _expands(given: torch.Size, wanted: tuple[int, ...]) -> bool:
+    return all(size in (1, full) for size, full in zip(reversed(given), reversed(wanted), strict=False))
+
+
 def _broadcast(one: torch.Size, other: torch.Size) -> bool:
     return all(a == b or 1 in (a, b) for a, b in zip(reversed(one), reversed(other), strict=False))
 
@@ -183,6 +257,14 @@ def _check_width(x: torch.Tensor, **vectors: torch.Tensor | None) -> None:
 
 
 def _check_floating(**tensors: torch.Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_floating_point():
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        if not tensor.is_floating_point():
             raise ValueError(f"{name} has the dtype {tensor.dtype}, expected floating point")
+    _check_devices(**given)
+
+
+def _check_devices(**tensors: torch.Tensor) -> None:
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        places = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
+        raise ValueError(f"{places}: expected one device")
