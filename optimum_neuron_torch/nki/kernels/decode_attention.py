@@ -26,11 +26,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from .heads import BANK, FLOOR, PARTITIONS, SMALLEST, broadcast, ceil, check_heads
 
-PARTITIONS = 128
+
 BANK_BYTES = 2048  # of PSUM; a product on NeuronCore-v3 stays inside one
-BANK = 512  # float32 numbers in it
-HEAD_MAX = 256
 PIECE_BYTES = 8192  # of one head that a partition reads in one piece: the larger, the less DMA's cost of each piece
 BLOCK_BYTES = 16384  # keys and values of a block, per partition: 2 MiB, some thousand times what starting DMA takes
 TURN_BYTES = 4 * 2**20  # of a loop's turn, in which nothing is computed while its first block is on its way
@@ -39,8 +38,6 @@ MANY_ROWS = 32  # from here on the Vector Engine would take longer than DMA: oth
 STAGES = 6  # of a step, from its scores to the output
 
 UNSEEN = 1.7e38  # taken off the logits of keys that are not seen; twice that is still finite
-FLOOR = 1e30  # no maximum is below -FLOOR, so that the exponential of an unseen logit is 0 in rows that see no key
-SMALLEST = 1e-18  # instead of a sum of 0; no other is below 1
 
 
 @nki.jit
@@ -149,7 +146,8 @@ class _Call:
 
     @classmethod
     def of(cls, query, key, value, ranges, mask, bias, sinks, scale, softcap) -> "_Call":
-        _check(query, key, value)
+        check_heads(query, key, value)
+        _check_rows(query, key)
         output = nl.ndarray((*query.shape[:3], value.shape[3]), dtype=query.dtype, buffer=nl.shared_hbm)
         has_many_rows = query.shape[1] // key.shape[1] * query.shape[2] >= MANY_ROWS
         ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=query.dtype if has_many_rows else nl.float32)
@@ -222,17 +220,8 @@ class _Call:
         return PARTITIONS // depth if depth in (32, 64) else 1
 
 
-def _check(query, key, value) -> None:
-    (batch, heads, queries, depth), (_, groups, _, _) = query.shape, key.shape
-    if key.shape[0] != batch or heads % groups or key.shape[3] != depth or tuple(value.shape[:3]) != key.shape[:3]:
-        raise ValueError(
-            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit together: "
-            "they are (B, H, Q, D), (B, G, K, D) and (B, G, K, E), with H a multiple of G"
-        )
-    if max(depth, value.shape[3]) > HEAD_MAX:
-        raise ValueError(f"head sizes {depth} and {value.shape[3]}: up to {HEAD_MAX} are possible")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(f"query, key and value are of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
+def _check_rows(query, key) -> None:
+    (_, heads, queries, _), groups = query.shape, key.shape[1]
     if heads // groups * queries > PARTITIONS:
         raise ValueError(
             f"{queries} queries of {heads // groups} heads for each key head: up to {PARTITIONS} rows are possible; "
@@ -314,10 +303,6 @@ def _pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
-def _ceil(size: int, unit: int) -> int:
-    return -(-size // unit)
-
-
 def _steps(call: _Call) -> Iterator[_Step]:
     """The work of this core, in its order. What a step reads is loaded when it is reached, which DMA does early."""
     for batch, first, last in _heads_of_core(call):
@@ -354,8 +339,8 @@ def _parts(call: _Call) -> list[tuple[int, int, int]]:
     """(first key, P, T) of all keys that this core reads: as many chunks at once as are worth it, then the rest."""
     whole, rest = divmod(call.key_BGKD.shape[2], PARTITIONS)
     cores = nl.num_programs(0) if call.shares_keys else 1
-    count = _ceil(_ceil(whole, max(1, PIECE_BYTES // call.row_bytes)), cores) * cores
-    pieces = _pieces(0, whole, _ceil(whole, count)) if whole else []
+    count = ceil(ceil(whole, max(1, PIECE_BYTES // call.row_bytes)), cores) * cores
+    pieces = _pieces(0, whole, ceil(whole, count)) if whole else []
     parts = [(first * PARTITIONS, PARTITIONS, last - first) for first, last in pieces]
     if rest:
         parts.append((whole * PARTITIONS, rest, 1))
@@ -384,7 +369,7 @@ def _load_unit(call: _Call, batch: int, first: int, last: int) -> _Unit:
     ranges_PQ2 = None
     if call.ranges_BQ2 is not None:
         ranges_PQ2 = nl.ndarray((PARTITIONS, call.queries, 2), dtype=nl.float32)
-        source = call.ranges_BQ2[_broadcast(call.ranges_BQ2, 0, batch)]
+        source = call.ranges_BQ2[broadcast(call.ranges_BQ2, 0, batch)]
         nisa.dma_copy(dst=ranges_PQ2, src=source.expand_dim(0).broadcast(0, PARTITIONS))
     unit = _Unit(batch, first, last, _load_queries(call, batch, first, last), state, ranges_PQ2)
     _start(call, unit)
@@ -431,10 +416,6 @@ def _load_queries(call: _Call, batch: int, first: int, last: int) -> list[Any]:
         nisa.tensor_copy(dst=part, src=in_psum)
         parts.append(part)
     return parts
-
-
-def _broadcast(tensor: Any, dim: int, index: int) -> int:
-    return 0 if tensor.shape[dim] == 1 else index
 
 
 def _load_block(call: _Call, unit: _Unit, place: _Place) -> _Block:
@@ -535,7 +516,7 @@ def _unseen_by_range(call: _Call, unit: _Unit, place: _Place) -> Any:
 def _load_pairs(call: _Call, tensor_BHQK: Any, unit: _Unit, place: _Place) -> Any:
     """What belongs to a block of a mask or a bias, (P, W, T), or (P, Q, T) if it is the same for all heads."""
     _, heads, queries, keys = tensor_BHQK.shape
-    batch = _broadcast(tensor_BHQK, 0, unit.batch)
+    batch = broadcast(tensor_BHQK, 0, unit.batch)
     first, last = (0, 1) if heads == 1 else _query_heads(call, place.first_head, place.last_head)
     width = (last - first) * queries
     loaded_PWT = nl.ndarray((place.partitions, width, place.chunks), dtype=tensor_BHQK.dtype)

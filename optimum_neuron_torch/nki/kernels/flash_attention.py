@@ -27,22 +27,17 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from .heads import BANK, FLOOR, LOWEST, PARTITIONS, SMALLEST, broadcast, ceil, check_heads
 
-PARTITIONS = 128
-BANK = 512  # float32 scores in a bank of PSUM, which a product on NeuronCore-v3 does not cross
+
 BLOCK = 2048  # keys that share one maximum: four of the eight banks, so that the next step's scores find room
 BLOCK_FLOAT32 = 1024  # half of it where all is twice as large, and the Tensor Engine four times as slow
 GROUP = 16  # tiles of queries that see a section of keys before the next one replaces it
 SECTIONS_BYTES = 112 * 1024  # keys and values per partition, of all sections that are on the chip at a time
-HEAD_MAX = 256
 DELAY = 4  # steps between scores and their products with values: the time that exp and the transposes take
 PREFETCH = 6  # steps that loads run ahead, so that they do not queue behind transposes
 LOAD = 1024  # keys in a transfer: the first scores need not wait for all of a section
 DMA_SHARE = 0.75  # of the transposes; more, and DMA is what sets the pace
-
-LOWEST = -3.4028235e38  # what range_select writes for keys that are not seen
-FLOOR = 1e30  # no maximum is below -FLOOR, so exp of LOWEST less the maximum is 0 in rows that see no key
-SMALLEST = 1e-18  # instead of a sum of 0; no other is below 1, and the Scalar Engine's log begins at 2^-64
 
 
 @nki.jit
@@ -129,7 +124,7 @@ class _Call:
 
     @classmethod
     def of(cls, query, key, value, ranges, mask, bias, sinks, scale, softcap, is_causal) -> "_Call":
-        _check(query, key, value, is_causal)
+        check_heads(query, key, value, is_causal)
         batch, heads, queries, _ = query.shape
         output = nl.ndarray((batch, heads, queries, value.shape[3]), dtype=query.dtype, buffer=nl.shared_hbm)
         logsumexp = nl.ndarray((batch, heads, queries), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -180,32 +175,17 @@ class _Sizes:
         (_, heads, queries, depth), (_, groups, keys, _) = query.shape, key.shape
         itemsize = _itemsize(key)
         block = BLOCK_FLOAT32 if itemsize == 4 else BLOCK
-        of_block = (_ceil(depth, PARTITIONS) + _ceil(value.shape[3], PARTITIONS)) * block * itemsize
-        tiles = max(1, heads // groups * _ceil(queries, PARTITIONS) // nl.num_programs(0))
+        of_block = (ceil(depth, PARTITIONS) + ceil(value.shape[3], PARTITIONS)) * block * itemsize
+        tiles = max(1, heads // groups * ceil(queries, PARTITIONS) // nl.num_programs(0))
         for prefetch in (PREFETCH, 1):
-            blocks = min(_ceil(keys, block), SECTIONS_BYTES // of_block)
+            blocks = min(ceil(keys, block), SECTIONS_BYTES // of_block)
             while blocks > 1:
                 seeing = tiles if blocks * block >= keys else min(tiles, GROUP)
                 # The one in use, one more at either end, and those that steps in flight reach.
-                if (2 + _ceil(prefetch + DELAY, seeing * blocks)) * blocks * of_block <= SECTIONS_BYTES:
+                if (2 + ceil(prefetch + DELAY, seeing * blocks)) * blocks * of_block <= SECTIONS_BYTES:
                     return cls(block, blocks * block, prefetch)
-                blocks = _ceil(blocks, 2)
+                blocks = ceil(blocks, 2)
         return cls(block, block, 1)
-
-
-def _check(query, key, value, is_causal) -> None:
-    (batch, heads, queries, depth), (_, groups, keys, _) = query.shape, key.shape
-    if key.shape[0] != batch or heads % groups or key.shape[3] != depth or tuple(value.shape[:3]) != key.shape[:3]:
-        raise ValueError(
-            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit together: "
-            "they are (B, H, Q, D), (B, G, K, D) and (B, G, K, E), with H a multiple of G"
-        )
-    if max(depth, value.shape[3]) > HEAD_MAX:
-        raise ValueError(f"head sizes {depth} and {value.shape[3]}: up to {HEAD_MAX} are possible")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(f"query, key and value are of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
-    if is_causal and queries != keys:
-        raise ValueError(f"is_causal with {queries} queries and {keys} keys: it takes as many of both; pass ranges")
 
 
 # Steps
@@ -293,12 +273,8 @@ def _pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
 
 def _blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     """Blocks of about the same size: a small last one would cost as many instructions as a large one."""
-    count = _ceil(stop - start, size)
-    return _pieces(start, stop, _ceil(_ceil(stop - start, count), PARTITIONS) * PARTITIONS)
-
-
-def _ceil(size: int, unit: int) -> int:
-    return -(-size // unit)
+    count = ceil(stop - start, size)
+    return _pieces(start, stop, ceil(ceil(stop - start, count), PARTITIONS) * PARTITIONS)
 
 
 def _steps(call: _Call) -> Iterator[_Step]:
@@ -363,7 +339,7 @@ def _tiles_of_core(call: _Call, row: int, head: int) -> list[int]:
 def _load_section(call: _Call, row: int, key_head: int, start: int, stop: int) -> _Section:
     keys_KD, values_KE = call.key_BGKD[row, key_head], call.value_BGKE[row, key_head]
     keys_DK = _empty_transposed(keys_KD, stop - start)
-    values_CNE = nl.ndarray((PARTITIONS, _ceil(stop - start, PARTITIONS), values_KE.shape[1]), dtype=values_KE.dtype)
+    values_CNE = nl.ndarray((PARTITIONS, ceil(stop - start, PARTITIONS), values_KE.shape[1]), dtype=values_KE.dtype)
     for first, last in _pieces(start, stop, LOAD):
         _load_transposed(keys_DK, keys_KD, first, last, first - start)
         _load_chunks(values_CNE, values_KE, first, last, (first - start) // PARTITIONS)
@@ -428,16 +404,12 @@ def _find_range(call: _Call, tile: _Tile) -> None:
         tile.first_R1, tile.bound_R1 = call.zeros_R1[0:rows, :], after_R1
     if call.ranges_BQ2 is not None:
         range_R2 = nl.ndarray((rows, 2), dtype=nl.float32)
-        source = call.ranges_BQ2[_broadcast(call.ranges_BQ2, 0, tile.group.batch)]
+        source = call.ranges_BQ2[broadcast(call.ranges_BQ2, 0, tile.group.batch)]
         nisa.dma_copy(dst=range_R2, src=source[tile.start : tile.stop, :])
         tile.first_R1, tile.bound_R1 = range_R2[:, 0:1], range_R2[:, 1:2]
         if call.is_causal:
             tile.bound_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
             nisa.tensor_tensor(dst=tile.bound_R1, data1=range_R2[:, 1:2], data2=after_R1, op=nl.minimum)
-
-
-def _broadcast(tensor: Any, dim: int, index: int) -> int:
-    return 0 if tensor.shape[dim] == 1 else index
 
 
 def _load_step(call: _Call, tile: _Tile, section: _Section, start: int, stop: int) -> _Step:
@@ -452,7 +424,7 @@ def _load_pairs(tensor_BHQK: Any, step: _Step) -> Any:
         return None
     tile = step.tile
     loaded_RK = nl.ndarray((tile.rows, step.stop - step.start), dtype=tensor_BHQK.dtype)
-    batch, head = _broadcast(tensor_BHQK, 0, tile.group.batch), _broadcast(tensor_BHQK, 1, tile.group.head)
+    batch, head = broadcast(tensor_BHQK, 0, tile.group.batch), broadcast(tensor_BHQK, 1, tile.group.head)
     nisa.dma_copy(dst=loaded_RK, src=tensor_BHQK[batch, head, tile.start : tile.stop, step.start : step.stop])
     return loaded_RK
 

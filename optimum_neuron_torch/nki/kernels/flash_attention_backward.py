@@ -35,7 +35,6 @@ from .flash_attention_backward_plan import (
     QueryTile,
     Section,
     Step,
-    ceil,
     itemsize,
     key_sums,
     keys_seen,
@@ -44,6 +43,7 @@ from .flash_attention_backward_plan import (
     plan,
     runs_of,
 )
+from .heads import LOWEST, ceil, check_heads
 
 
 LOAD_TILES = 8  # one transfer: large enough to be efficient, small enough to start early
@@ -55,7 +55,6 @@ QUERIES_AHEAD = 100
 STEPS_PER_LOAD = 3
 STEPS_TO_SCORES = 1  # from a tile's probabilities to the gradients of its scores
 STEPS_TO_KEYS = 2  # from there, and from the probabilities, to the gradients of keys and values
-LOWEST = -3.4028235e38  # the lowest float32, what range_select writes
 
 
 @nki.jit
@@ -143,12 +142,11 @@ class _Gradients(NamedTuple):
 
 
 def _check(problem: Problem) -> None:
-    (batch, heads, queries, depth), (_, groups, keys, _) = problem.query_BHQD.shape, problem.key_BGKD.shape
+    check_heads(problem.query_BHQD, problem.key_BGKD, problem.value_BGKE, problem.is_causal)
+    batch, heads, queries, _ = problem.query_BHQD.shape
     value_depth = problem.value_depth
     expected = {
         "grad_BHQE": (problem.grad_BHQE, (batch, heads, queries, value_depth)),
-        "key_BGKD": (problem.key_BGKD, (batch, groups, keys, depth)),
-        "value_BGKE": (problem.value_BGKE, (batch, groups, keys, value_depth)),
         "output_BHQE": (problem.output_BHQE, (batch, heads, queries, value_depth)),
     }
     for name, (tensor, shape) in expected.items():
@@ -157,14 +155,8 @@ def _check(problem: Problem) -> None:
                 f"{name} is {tensor.dtype}{list(tensor.shape)}; beside query_BHQD, {problem.dtype}"
                 f"{list(problem.query_BHQD.shape)}, it has to be {problem.dtype}{list(shape)}"
             )
-    if heads % groups:
-        raise ValueError(f"{heads} query heads are no multiple of {groups} key heads")
-    if max(depth, value_depth) > 2 * TILE:
-        raise ValueError(f"head sizes {depth} and {value_depth}: the kernel takes up to {2 * TILE}")
     if problem.scale <= 0 or (problem.softcap is not None and problem.softcap <= 0):
         raise ValueError(f"scale={problem.scale} and softcap={problem.softcap} have to be positive")
-    if problem.is_causal and queries != keys:
-        raise ValueError(f"is_causal with {queries} queries and {keys} keys: it takes as many of both")
 
 
 def _allocate_gradients(problem: Problem) -> _Gradients:

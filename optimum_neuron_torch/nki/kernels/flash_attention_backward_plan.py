@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import nki.language as nl
 
+from .heads import ceil
+
 
 TILE = 128  # partitions, so rows of a tile
 BLOCK_KEYS = 512  # float32 values of a PSUM bank: what one product may write
@@ -230,10 +232,6 @@ def keys_seen(problem: Problem, tile: QueryTile, start: int, keys: int) -> int:
 
 
 # Rows in tiles
-
-
-def ceil(size: int, by: int) -> int:
-    return -(-size // by)
 
 
 def itemsize(dtype: Any) -> int:

@@ -8,6 +8,33 @@ from typing import NamedTuple
 import torch
 
 
+# Of the largest magnitude. Of 16 bits: the weights and the output are rounded.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def inputs(batch, heads, groups, queries, keys, depth, width, dtype=torch.float32) -> list[torch.Tensor]:
+    """Query, key and value."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((batch, heads, queries, depth), (batch, groups, keys, depth), (batch, groups, keys, width))
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def ranges(*rows) -> torch.Tensor:
+    """int32 (B, Q, 2) of lists of [start, end) pairs."""
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def random(*shape, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def holes(*shape) -> torch.Tensor:
+    """A mask with holes, and a row that sees nothing."""
+    mask = (torch.rand(shape, generator=torch.Generator().manual_seed(2)) > 0.4).to(torch.uint8)
+    mask[..., 0, :] = 0
+    return mask
+
+
 class Reference(NamedTuple):
     output_BHQE: torch.Tensor
     logsumexp_BHQ: torch.Tensor  # -inf where a query sees neither a key nor a sink

@@ -6,16 +6,7 @@ import torch
 from optimum_neuron_torch.emulator.nki.chips import targeting
 
 from . import reference
-
-
-# Of the largest magnitude. Of 16 bits: the weights and the output are rounded.
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-
-
-def inputs(batch, heads, groups, queries, keys, depth, width, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((batch, heads, queries, depth), (batch, groups, keys, depth), (batch, groups, keys, width))
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+from .reference import TOLERANCES, holes, inputs, random, ranges
 
 
 def check(tensors, *, target="trn2", cores=1, **options):
@@ -52,21 +43,6 @@ def check(tensors, *, target="trn2", cores=1, **options):
 )
 def test_shapes(shape, dtype):
     check(inputs(*shape, dtype))
-
-
-def ranges(*rows):
-    """int32 (B, Q, 2) of lists of [start, end) pairs."""
-    return torch.tensor(rows, dtype=torch.int32)
-
-
-def random(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-
-
-def holes(*shape):
-    mask = (torch.rand(shape, generator=torch.Generator().manual_seed(2)) > 0.4).to(torch.uint8)
-    mask[..., 0, :] = 0  # a row that sees nothing
-    return mask
 
 
 MASKS = {
