@@ -91,12 +91,15 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 def _distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     """The mean over all tensors of their mean distances, each relative to its largest magnitude; a single number, as a
-    loss, has none.
+    loss, has none. Magnitudes count as at least a share of the largest: the gradient of a key's bias is rounding alone.
     """
-    distances = []
-    for one, other in zip(found, exact, strict=True):
-        if other.is_floating_point() and other.dim() and (magnitude := other.abs().max().item()):
-            distances.append(((one.double() - other.double()).abs().mean() / magnitude).item())
+    real = [(one, other) for one, other in zip(found, exact, strict=True) if other.is_floating_point() and other.dim()]
+    magnitudes = [other.abs().max().item() for _, other in real]
+    floor = SMALLEST_GRADIENT * max(magnitudes, default=0.0) or 1.0
+    distances = [
+        ((one.double() - other.double()).abs().mean() / max(magnitude, floor)).item()
+        for (one, other), magnitude in zip(real, magnitudes, strict=True)
+    ]
     return sum(distances) / max(len(distances), 1)
 
 
