@@ -91,7 +91,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 def _distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     """The mean over all tensors of their mean distances, each relative to its largest magnitude; a single number, as a
-    loss, has none. Magnitudes count as at least a share of the largest: the gradient of a key's bias is rounding alone.
+    loss, has none. Magnitudes count as a share of the largest at least: a key's bias has gradients of rounding alone.
     """
     real = [(one, other) for one, other in zip(found, exact, strict=True) if other.is_floating_point() and other.dim()]
     magnitudes = [other.abs().max().item() for _, other in real]
