@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_neuronx.metrics
 import torch_neuronx.neuron_dynamo_backend
+import torch_neuronx.utils
 from transformers import BertConfig, BertModel
 
 import optimum_neuron_torch as ont
@@ -31,6 +32,11 @@ EMULATOR_ONLY = [
     ("torch_neuronx.neuron_dynamo_backend", "graph_programs"),
     ("torch_neuronx.neuron_dynamo_backend", "pending_compilations"),
     ("torch_neuronx.neuron_dynamo_backend", "usable_programs"),
+]
+# How kernels are launched.
+KERNELS = [
+    ("torch_neuronx", "nki_op"),
+    ("torch_neuronx.utils", "get_lnc_setting"),
 ]
 # Documented, or seen in users' code, but of the same origin.
 TRACKING = [
@@ -91,8 +97,20 @@ def prepare_and_run() -> ont.Report:
 
 def test_what_is_looked_up_is_known():
     """What runtime.py does not look up cannot break it; what it does is removed below, one by one."""
-    assert set(_looked_up()) == {("torch_neuronx.metrics", "get_counter_value"), *TRACKING, *EMULATOR_ONLY}
+    assert set(_looked_up()) == {("torch_neuronx.metrics", "get_counter_value"), *KERNELS, *TRACKING, *EMULATOR_ONLY}
     assert len(BETA_ONLY) > 50
+
+
+def test_kernels_without_their_names():
+    """PyTorch's own custom operator, on one core."""
+    with without(KERNELS):
+        operator = runtime.nki_op("optimum_neuron_tests::negated", _negated)
+        assert torch.equal(operator(torch.ones(2)), -torch.ones(2))
+        assert runtime.logical_core_size() == 1
+
+
+def _negated(x: torch.Tensor) -> torch.Tensor:
+    return -x
 
 
 @pytest.mark.parametrize(("module", "name"), _looked_up(), ids=[f"{module}.{name}" for module, name in _looked_up()])
