@@ -148,9 +148,12 @@ around_simulation: list[Callable[[], contextlib.AbstractContextManager[None]]] =
 @contextlib.contextmanager
 def simulating(is_on: bool = True) -> Iterator[None]:
     """Within the block, and in this thread, NKI ops launch their kernels in the NKI simulator (or, off, do not)."""
+    import torch
+
     before = getattr(_kernels, "simulating", False)
     with contextlib.ExitStack() as stack:
-        for context in around_simulation if is_on else ():
+        # A block that is traced ends when tracing does: a guard on what its contexts change would fail ever after.
+        for context in around_simulation if is_on and not torch.compiler.is_dynamo_compiling() else ():
             stack.enter_context(context())
         _kernels.simulating = is_on
         try:

@@ -29,6 +29,7 @@ from ..nki.paths import recording
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .attention_check import AttentionCheck
+from .checkpointing import simulating_again
 from .hooks import put_hooks, remove_hooks, saving
 from .kernel_layers import KernelLayers, exchange_layers
 from .moving import moved
@@ -245,10 +246,13 @@ def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
 
     @wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if simulates:
-            with runtime.simulating():
+        if not simulates:
+            return run(*args, **kwargs)
+        with runtime.simulating():
+            if not module.training or torch.compiler.is_dynamo_compiling():
                 return run(*args, **kwargs)
-        return run(*args, **kwargs)
+            with simulating_again(module):
+                return run(*args, **kwargs)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_active(module):

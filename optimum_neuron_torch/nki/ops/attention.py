@@ -318,10 +318,11 @@ def _save_for_kernel(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.
 
 
 def _gradients_by_kernel(ctx: Any, grad: torch.Tensor, _: Any) -> tuple:
-    bias, sinks = ctx.saved_tensors[6:]
+    saved = ctx.saved_tensors  # once: checkpointing computes them again at each access
+    bias, sinks = saved[6:]
     needs_bias_gradient, needs_sinks_gradient = ctx.needs_input_grad[4:6]
     *gradients, grad_bias, grad_sinks = attention_backward_kernel(
-        grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.softcap, ctx.is_causal, needs_bias_gradient
+        grad.contiguous(), *saved, ctx.scale, ctx.softcap, ctx.is_causal, needs_bias_gradient
     )
     further = (
         grad_bias.sum_to_size(bias.shape).to(bias.dtype) if needs_bias_gradient else None,
