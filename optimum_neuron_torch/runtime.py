@@ -215,6 +215,12 @@ def logical_core_size() -> int:
     return 1 if function is None else int(function())
 
 
+def kernel_target() -> tuple[str | None, int]:
+    """What kernels are made for: the chip's name, None where the device does not say, and how many of its cores."""
+    function = getattr(_package(".utils"), "get_platform_target", None)
+    return None if function is None else str(function()), logical_core_size()
+
+
 def nki_op(name: str, function: Callable[..., Any]) -> Any:
     """`function`, which launches a kernel, as the operator "namespace::name": the package's `nki_op` where it has one,
     else PyTorch's custom operator.

@@ -66,7 +66,7 @@ def process_state() -> tuple:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         function_modes(),
-        runtime.kernels_run(),
+        runtime.kernel_target() if runtime.kernels_run() else None,
     )
 
 

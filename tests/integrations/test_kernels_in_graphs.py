@@ -34,6 +34,7 @@ PROGRAM = textwrap.dedent(
     print(json.dumps({
         "equal": torch.equal(found.cpu(), expected),
         "kernels": collections.Counter(run.kernel for run in runs),
+        "cores": sorted({run.lnc for run in runs}),
         "graphs": report.graphs,
         "cached": report.cached,
         "lowering": report.lowering,
@@ -46,8 +47,8 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def generate(path, cache, nki):
-    environment = {**os.environ, "OPTIMUM_NEURON_CACHE": str(cache)}
+def generate(path, cache, nki, **environment):
+    environment = {**os.environ, "OPTIMUM_NEURON_CACHE": str(cache), **environment}
     command = [sys.executable, "-c", PROGRAM, path, nki]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert said.returncode == 0, said.stderr[-2000:]
@@ -67,6 +68,24 @@ def test_generation_with_kernels(tiny_llama, tmp_path):
         assert found["kernels"]["flash_attention_kernel"] == 2 and found["kernels"]["decode_attention_kernel"] == 6
     # Graphs with kernels are others than those without, and are kept as these are.
     assert [(found["graphs"], found["cached"]) for found in (plain, first, second)] == [(2, 0), (2, 0), (0, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "value", "cores"),
+    [("NEURON_LOGICAL_NC_CONFIG", "1", [1]), ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3", [2])],
+    ids=["one core", "trn3"],
+)
+def test_graphs_of_another_chip_are_others(tiny_llama, tmp_path, name, value, cores):
+    here, there = (
+        generate(tiny_llama, tmp_path, "simulate"),
+        generate(tiny_llama, tmp_path, "simulate", **{name: value}),
+    )
+    again = generate(tiny_llama, tmp_path, "simulate")
+    assert all(found["equal"] for found in (here, there, again))
+    assert [found["cores"] for found in (here, there, again)] == [[2], cores, [2]]
+    assert [(found["graphs"], found["cached"]) for found in (here, there, again)] == [(2, 0), (2, 0), (0, 2)]
 
 
 def test_the_configuration_is_kept(tmp_path):
