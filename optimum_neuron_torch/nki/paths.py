@@ -2,14 +2,13 @@
 kernel takes one.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from ..report import Ledger
+from ..buckets.notes import ledger_outside_graphs
 from .modes import kernels_run
 
 
@@ -44,13 +43,8 @@ def tell_refusal(function: str, reason: str | None) -> None:
 
 
 def _depart(function: str, reason: str) -> None:
-    _ledger_of_people().depart("attention", f"nki.{function}()", f"no kernel takes it ({reason}): torch does")
+    ledger_outside_graphs().depart("attention", f"nki.{function}()", f"no kernel takes it ({reason}): torch does")
 
 
 # As torch.compiler.assume_constant_result() marks it, which would import Dynamo: run once, while tracing.
 _depart._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _ledger_of_people() -> Ledger:
-    return Ledger("nki")

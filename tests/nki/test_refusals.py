@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.nki import paths
+from optimum_neuron_torch.buckets.notes import ledger_outside_graphs
 from optimum_neuron_torch.report import StrictError
 
 
 @pytest.fixture(autouse=True)
 def nothing_told_before():
     """Other tests may have been warned of the same."""
-    paths._ledger_of_people.cache_clear()
+    ledger_outside_graphs.cache_clear()
 
 
 def wide(*shape):
@@ -61,3 +61,15 @@ def test_under_torch_compile():
         x = wide(3, 5)
         torch.testing.assert_close(compiled(x.to("neuron")).cpu(), torch.nn.functional.layer_norm(x, (5,)))
     assert count("layer_norm") >= 1
+
+
+def test_calls_of_pytorchs_attention():
+    query, key, value = torch.randn(3, 1, 2, 4, 8, device="neuron")
+    with ont.nki.simulation() as runs:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        with pytest.warns(UserWarning, match=r"no kernel takes it \(dropout\): PyTorch's attention does"):
+            attend(query, key, value, dropout_p=0.5)
+        with ont.strict("attention"), pytest.raises(StrictError, match="dropout"):
+            attend(query, key, value, dropout_p=0.5)
+    assert runs == []
+    assert [entry["calls"] for entry in ont.report().departures if "dropout" in entry["reason"]] == [1]
