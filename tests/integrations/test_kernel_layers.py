@@ -4,6 +4,7 @@ where kernels run, given back.
 
 import builtins
 import copy
+import gc
 import inspect
 import pickle
 from collections import Counter
@@ -364,6 +365,7 @@ def test_other_rotations_have_a_reason(function, reason):
 @pytest.fixture
 def rotary_layer(monkeypatch):
     """Llama's function, which Transformers makes a layer when it takes the installed version of the package."""
+    gc.collect()  # models of other tests that call it
     layer = as_layer(modeling_llama.apply_rotary_pos_emb)
     if layer is modeling_llama.apply_rotary_pos_emb:
         return layer
