@@ -180,12 +180,17 @@ def _makes_an_operator(nki_op: Any) -> bool:
     return torch.equal(torch.ops.surface_of_neuron.twice(torch.ones(2)), torch.full((2,), 2.0))
 
 
-def _says_it_cannot(wrap_nki: Any) -> bool:
-    try:
-        wrap_nki(lambda x: x)
-    except NotImplementedError as error:
-        return "nki_op" in str(error)
-    return False
+def _wraps_kernels(wrap_nki: Any) -> bool:
+    import nki.isa as nisa
+    import nki.language as nl
+
+    def copied(x: Any) -> Any:
+        result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=result, src=x)
+        return result
+
+    x = torch.arange(6.0, device="neuron").reshape(2, 3)
+    return torch.equal(wrap_nki(copied)[1](x).cpu(), x.cpu())
 
 
 PACKAGE = [
@@ -193,7 +198,7 @@ PACKAGE = [
     Name("get_fallback_ops", "SU", _tracks_fallbacks),
     Name("clear_op_tracking", "SU", _forgets),
     Name("nki_op", "SD", _makes_an_operator, ("mutates_args",)),
-    Name("wrap_nki", "S", _says_it_cannot),
+    Name("wrap_nki", "S", _wraps_kernels),
     Name("memory_stats", "SD", _gives(dict), ("device",)),
     Name("memory_allocated", "SD", _memory_grows, ("device",)),
     Name("max_memory_allocated", "SD", _peak_stays, ("device",)),

@@ -119,6 +119,15 @@ def test_a_thread_is_free_after_a_run():
         current()
 
 
+@pytest.fixture
+def _interruptible():
+    """What starts tests in the background may have them ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_call_leaves_no_core_running():
     """Cores that ran on would write to memory that the next kernel has."""
     ended = []
