@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from optimum_neuron_torch.nki import attention
 from optimum_neuron_torch.nki.ops.attention import attention_torch
@@ -67,6 +68,25 @@ def test_gradients(case):
         torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", ["bias", "softcap", "sinks"])
+def test_float64_stays_float64(case):
+    options = {
+        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in CASES[case].items()
+    }
+    names = {"bias": "mask", "sinks_H": "sinks"}
+    ours, theirs = (tensors(torch.float64, grad=True) for _ in range(2))
+    found = attention(*ours, **options)
+    expected = textbook(*theirs, **{names.get(name, name): value for name, value in options.items()})
+    for output in (found, expected):
+        output.square().sum().backward()
+    for one, other in (
+        (found, expected),
+        *((mine.grad, yours.grad) for mine, yours in zip(ours, theirs, strict=True)),
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 def _with_gradients(options):
     def with_gradient(value):
         return (
@@ -83,6 +103,41 @@ def test_a_query_that_sees_no_key_gives_zero():
         output = attention(*tensors(), ranges_B1Q2=ranges, softcap=softcap)
         torch.testing.assert_close(output, textbook(*tensors(), mask=inside, softcap=softcap), rtol=1e-5, atol=1e-5)
         assert (output[:, :, [1, 4]] == 0).all()
+
+
+def test_a_bias_may_have_another_dtype_than_what_it_is_added_to():
+    """Float16 does not hold the least number of float32."""
+    bias = torch.zeros(2, 1, 5, 7)
+    bias[0, 0, 3], bias[1, 0, :, 5:] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    for dtype, bias_dtype, tolerance in (
+        (torch.float16, torch.float32, 2e-3),
+        (torch.bfloat16, torch.float32, 1e-2),
+        (torch.float32, torch.float64, 1e-5),
+        (torch.float32, torch.bfloat16, 1e-2),
+    ):
+        leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors()]
+        given = bias.clamp(min=torch.finfo(torch.bfloat16).min).to(bias_dtype).requires_grad_()
+        output = attention(*leaves, bias=given)
+        exact = [tensor.detach().double().requires_grad_() for tensor in (*leaves, given)]
+        expected = F.scaled_dot_product_attention(*exact[:3], exact[3], enable_gqa=True)
+        for each in (output, expected):
+            each.double().square().sum().backward()
+        torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+        for mine, other in zip((*leaves, given), exact, strict=True):
+            assert mine.grad.dtype == mine.dtype
+            torch.testing.assert_close(mine.grad.double(), other.grad, rtol=4 * tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_what_is_not_a_number_stays_so(softcap):
+    leaves = tensors()
+    leaves[0][0, 0, 3] = torch.nan
+    leaves = [tensor.requires_grad_() for tensor in leaves]
+    output = attention(*leaves, softcap=softcap)
+    output.sum().backward()
+    assert output[0, 0, 3].isnan().all() and not output[0, 0, :3].isnan().any()
+    assert leaves[0].grad[0, 0, 3].isnan().all() and leaves[2].grad[0, 0].isnan().all()
+    assert not leaves[2].grad[1].isnan().any()
 
 
 def test_shapes_that_do_not_fit_are_named():

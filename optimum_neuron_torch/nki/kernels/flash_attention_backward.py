@@ -43,7 +43,7 @@ from .flash_attention_backward_plan import (
     plan,
     runs_of,
 )
-from .heads import LOWEST, ceil, check_heads
+from .heads import LOWEST, broadcast, ceil, check_heads
 
 
 LOAD_TILES = 8  # one transfer: large enough to be efficient, small enough to start early
@@ -73,6 +73,7 @@ def flash_attention_backward_kernel(
     softcap=None,
     is_causal=False,
     needs_bias_gradient=False,
+    weights_BHQ=None,
 ):
     """Gradients of `flash_attention_kernel`, whose arguments, output and logsumexp these are.
 
@@ -87,6 +88,9 @@ def flash_attention_backward_kernel(
         sinks_H: float32, a logit of each head.
         scale: of the products, positive. softcap: positive, or None.
         is_causal: a query sees the keys up to its own place; Q is K.
+        weights_BHQ: float32, beside a bias: what the scaled and capped scores of a query count in its probabilities,
+            0 where the bias is so large that it takes them up; batch 1 or B, heads 1 or H. None is 1. What goes from
+            the scores on to query and key does not change with it.
 
     Returns:
         grad_query_BHQD, grad_key_BGKD, grad_value_BGKE in the dtype of the inputs; with needs_bias_gradient
@@ -111,6 +115,7 @@ def flash_attention_backward_kernel(
         None if softcap is None else float(softcap),
         is_causal,
         needs_bias_gradient,
+        weights_BHQ,
     )
     _check(problem)
     gradients = _allocate_gradients(problem)
@@ -183,6 +188,7 @@ class _Queries(NamedTuple):
     output_QNE: Any
     logsumexp_QN1: Any
     ranges_QN2: Any
+    weights_QN1: Any
     # Made of these, a group of tiles at a time.
     delta_QN: Any  # of each query, the sum of grad * output
     offset_QN: Any  # what its probabilities' exponents begin with: - logsumexp
@@ -231,6 +237,7 @@ def _load_queries(problem: Problem, section: Section) -> Iterator[None]:
         output_QNE=nl.ndarray((TILE, count, value_depth), dtype),
         logsumexp_QN1=nl.ndarray((TILE, count, 1), nl.float32),
         ranges_QN2=None if problem.ranges_BQ2 is None else nl.ndarray((TILE, count, 2), nl.int32),
+        weights_QN1=None if problem.weights_BHQ is None else nl.ndarray((TILE, count, 1), nl.float32),
         delta_QN=nl.ndarray((TILE, count), nl.float32),
         offset_QN=nl.ndarray((TILE, count), nl.float32),
         bounds_QN2=None if problem.ranges_BQ2 is None else nl.ndarray((TILE, count, 2), nl.float32),
@@ -251,6 +258,11 @@ def _load_queries(problem: Problem, section: Section) -> Iterator[None]:
         if problem.ranges_BQ2 is not None:
             ranges_Q2 = problem.ranges_BQ2[batch if problem.ranges_BQ2.shape[0] > 1 else 0]
             _load_rows(loaded.ranges_QN2, ranges_Q2, start, rows, place)
+            yield
+        if problem.weights_BHQ is not None:
+            weights_BHQ = problem.weights_BHQ
+            weights_Q = weights_BHQ[broadcast(weights_BHQ, 0, batch), broadcast(weights_BHQ, 1, head)]
+            _load_rows(loaded.weights_QN1, weights_Q.reshape((problem.queries, 1)), start, rows, place)
             yield
         _load_rows(loaded.grad_QNE, problem.grad_BHQE[batch, head], start, rows, place)
         yield
@@ -316,6 +328,10 @@ def _prepare(problem: Problem, section: Section, tile: QueryTile) -> None:
     section.prepared.update(range(tile.place, stop))
     group = (slice(0, tile.rows), slice(tile.place, stop))
     _negate_logsumexp(loaded.offset_QN[group], loaded.logsumexp_QN1[group])
+    if problem.weights_BHQ is not None:
+        weights_QN = loaded.weights_QN1[group][:, :, 0]
+        factor = problem.scale if problem.softcap is None else problem.softcap
+        nisa.tensor_scalar(dst=weights_QN, data=weights_QN, op0=nl.multiply, operand0=factor)
     if problem.ranges_BQ2 is not None:
         nisa.tensor_copy(dst=loaded.bounds_QN2[group], src=loaded.ranges_QN2[group])
         for each in section.tiles[tile.place : stop] if problem.is_causal else ():
@@ -398,6 +414,8 @@ def _logits(problem: Problem, step: Step, scores_QK: Any) -> tuple[Any, float]:
         logits_QK, factor = scores_QK, problem.scale
     if problem.bias_BHQK is not None:
         bias_QK = _load_part(problem.bias_BHQK, step)
+        if problem.weights_BHQ is not None:
+            factor = step.section.loaded.weights_QN1[0 : step.tile.rows, step.tile.place]
         biased_QK = nl.ndarray(scores_QK.shape, nl.float32)
         nisa.scalar_tensor_tensor(
             dst=biased_QK, data=logits_QK, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=bias_QK

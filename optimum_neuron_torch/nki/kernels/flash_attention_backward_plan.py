@@ -37,6 +37,7 @@ class Problem:
     softcap: float | None
     is_causal: bool
     needs_bias_gradient: bool
+    weights_BHQ: Any = None
 
     @property
     def dtype(self):

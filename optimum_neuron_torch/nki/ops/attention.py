@@ -18,8 +18,8 @@ MAX_HEAD_SIZE = 256
 # Queries, with those of all heads that share a key head, that decode attention has on its 128 partitions.
 MAX_DECODE_ROWS = 128
 MAX_DECODE_QUERIES = 8
-# Kernels take a bias below this for a key that is not seen.
-LEAST_BIAS = -1e30
+# From here on a bias takes up the scores that it is added to: in float32 the next number is 64 away.
+ABSORBING_BIAS = 1e9
 # PyTorch's own: the function of that name may be exchanged for one that comes here.
 STOCK_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -97,10 +97,10 @@ def attention_torch(
     if sinks is not None or softcap is not None:
         mask = _mask(query, key, ranges, bias, is_causal)
         probabilities_BHQK, _ = _probabilities(query, key, mask, sinks, scale, softcap)
-        return (probabilities_BHQK @ _per_query_head(value, query).float()).to(query.dtype)
+        return (probabilities_BHQK @ _exact(_per_query_head(value, query))).to(query.dtype)
     mask = _mask(query, key, ranges, bias, is_causal and not (ranges is None and bias is None))
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(query.dtype)
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype):
+        mask = mask.to(torch.promote_types(query.dtype, torch.float32))  # float16 does not hold the least of float32
     is_grouped = query.shape[1] != key.shape[1]
     output = STOCK_ATTENTION(
         query, key, value, mask, scale=scale, enable_gqa=is_grouped, is_causal=is_causal and mask is None
@@ -135,9 +135,9 @@ def attention_backward_torch(
     """
     mask = _mask(query, key, ranges, bias, is_causal)
     probabilities_BHQK, tanh_BHQK = _probabilities(query, key, mask, sinks, scale, softcap)
-    grad = grad.float()
+    grad = _exact(grad)
     grad_value = probabilities_BHQK.transpose(-1, -2) @ grad
-    grad_probabilities = grad @ _per_query_head(value, query).float().transpose(-1, -2)
+    grad_probabilities = grad @ _exact(_per_query_head(value, query)).transpose(-1, -2)
     row_sum_BHQ1 = (grad_probabilities * probabilities_BHQK).sum(-1, keepdim=True)
     grad_scores = probabilities_BHQK * (grad_probabilities - row_sum_BHQ1)
     grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype) if needs_bias_gradient else grad.new_empty(0)
@@ -148,8 +148,8 @@ def attention_backward_torch(
     if tanh_BHQK is not None:
         grad_scores = grad_scores * (1 - tanh_BHQK * tanh_BHQK)
     grad_scores = grad_scores * scale
-    grad_query = (grad_scores @ _per_query_head(key, query).float()).to(query.dtype)
-    grad_key = grad_scores.transpose(-1, -2) @ query.float()
+    grad_query = (grad_scores @ _exact(_per_query_head(key, query))).to(query.dtype)
+    grad_key = grad_scores.transpose(-1, -2) @ _exact(query)
     return grad_query, _per_key_head(grad_key, key), _per_key_head(grad_value, value), grad_bias, grad_sinks
 
 
@@ -197,18 +197,27 @@ def _mask(
 
 
 def _probabilities(query, key, mask, sinks, scale, softcap) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Float32 softmax (B, H, Q, K) and, with a softcap, tanh of the scores. Rows that see nothing are 0."""
-    scores_BHQK = query.float() @ _per_query_head(key, query).float().transpose(-1, -2) * scale
+    """Softmax (B, H, Q, K) and, with a softcap, tanh of the scores, exact. Rows that see nothing are 0."""
+    scores_BHQK = _exact(query) @ _exact(_per_query_head(key, query)).transpose(-1, -2) * scale
     tanh_BHQK = None
     if softcap is not None:
         tanh_BHQK = torch.tanh(scores_BHQK / softcap)
         scores_BHQK = softcap * tanh_BHQK
     if mask is not None:
-        scores_BHQK = scores_BHQK.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores_BHQK + mask
+        is_bool = mask.dtype == torch.bool
+        scores_BHQK = (
+            scores_BHQK.masked_fill(~mask, float("-inf")) if is_bool else scores_BHQK + mask.to(scores_BHQK.dtype)
+        )
     if sinks is None:
-        return torch.softmax(scores_BHQK, -1).nan_to_num(0.0), tanh_BHQK
-    sink = sinks.float().view(1, -1, 1, 1).expand(*scores_BHQK.shape[:3], 1)
+        sees_nothing = torch.isneginf(scores_BHQK).all(-1, keepdim=True)
+        return torch.softmax(scores_BHQK, -1).masked_fill(sees_nothing, 0.0), tanh_BHQK
+    sink = sinks.to(scores_BHQK.dtype).view(1, -1, 1, 1).expand(*scores_BHQK.shape[:3], 1)
     return torch.softmax(torch.cat([scores_BHQK, sink], -1), -1)[..., :-1], tanh_BHQK
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32, or float64 where that is what is given."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _per_query_head(tensor_BGKD: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -247,8 +256,8 @@ def attention_kernel(
     """`attention_torch` by the flash attention kernel, and the log-sum-exp (B, H, Q) of the scores, float32."""
     from ..kernels.flash_attention import flash_attention_kernel
 
-    tensors = _contiguous(_kernel_query(query, bias), key, value)
-    masks = _kernel_masks(query, key, ranges, bias, sinks)
+    masks, absorbed_BHQ = _kernel_masks(query, key, ranges, bias, sinks, is_causal)
+    tensors = _contiguous(_without(query, absorbed_BHQ), key, value)
     return launch(flash_attention_kernel, *tensors, *masks, scale, softcap, is_causal)
 
 
@@ -266,8 +275,9 @@ def decode_attention_kernel(
     """`attention_torch` by the kernel for few queries over a long cache."""
     from ..kernels.decode_attention import decode_attention_kernel as kernel
 
-    tensors = _contiguous(_kernel_query(query, bias), key, value)
-    return launch(kernel, *tensors, *_kernel_masks(query, key, ranges, bias, sinks), scale, softcap)
+    masks, absorbed_BHQ = _kernel_masks(query, key, ranges, bias, sinks)
+    tensors = _contiguous(_without(query, absorbed_BHQ), key, value)
+    return launch(kernel, *tensors, *masks, scale, softcap)
 
 
 def _empty_gradients(grad, query, key, value, output, logsumexp, ranges, bias, sinks, *options):
@@ -300,9 +310,10 @@ def attention_backward_kernel(
     """
     from ..kernels.flash_attention_backward import flash_attention_backward_kernel
 
-    tensors = _contiguous(grad, _kernel_query(query, bias), key, value, output, logsumexp)
-    masks = _kernel_masks(query, key, ranges, bias, sinks)
-    options = (scale, softcap, is_causal, needs_bias_gradient)
+    tensors = _contiguous(grad, query, key, value, output, logsumexp)
+    masks, absorbed_BHQ = _kernel_masks(query, key, ranges, bias, sinks, is_causal)
+    weights_BHQ = None if absorbed_BHQ is None else (~absorbed_BHQ).float()
+    options = (scale, softcap, is_causal, needs_bias_gradient, weights_BHQ)
     gradients = list(launch(flash_attention_backward_kernel, *tensors, *masks, *options))
     if not needs_bias_gradient:
         gradients.insert(3, query.new_empty(0, dtype=torch.float32))
@@ -338,30 +349,36 @@ def _contiguous(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.contiguous() for tensor in tensors)
 
 
-def _kernel_masks(query, key, ranges, bias, sinks) -> tuple[torch.Tensor | None, ...]:
-    """`(ranges (B, Q, 2), mask uint8, bias, sinks)` as kernels take them: a mask says what a bias of -inf would."""
-    ranges = None if ranges is None else ranges[:, 0, :, :2].contiguous()
+def _kernel_masks(
+    query, key, ranges, bias, sinks, is_causal=False
+) -> tuple[tuple[torch.Tensor | None, ...], torch.Tensor | None]:
+    """`(ranges (B, Q, 2), mask uint8, bias, sinks)` as kernels take them, and the queries (1 or B, 1 or H, Q) whose
+    scores the bias takes up, so that their keys weigh by it alone; None where there are none.
+
+    A mask says what a bias of -inf would. The bias is that above the largest one of the keys that a query sees, which
+    the softmax does not change with: kernels see no key below -1e30, and a log-sum-exp near a large number would have
+    lost its digits. With sinks, which it would have to be taken off as well, it stays as it is.
+    """
+    narrow = None if ranges is None else ranges[:, 0, :, :2].contiguous()
     sinks = None if sinks is None else sinks.float().contiguous()
     if bias is None:
-        return ranges, None, None, sinks
+        return (narrow, None, None, sinks), None
     bias = bias.expand(*bias.shape[:2], query.shape[2], key.shape[2])
     if bias.dtype == torch.bool:
-        return ranges, bias.to(torch.uint8).contiguous(), None, sinks
+        return (narrow, bias.to(torch.uint8).contiguous(), None, sinks), None
+    bias = bias.float()
     unseen = torch.isneginf(bias)
+    absorbed_BHQ = None
+    if sinks is None:
+        largest_BHQ1 = _mask(query, key, ranges, bias, is_causal).amax(-1, keepdim=True)
+        largest_BHQ1 = torch.where(largest_BHQ1.isfinite(), largest_BHQ1, 0.0)
+        absorbed_BHQ = (largest_BHQ1.abs() >= ABSORBING_BIAS).squeeze(-1).contiguous()
+        bias = (bias - largest_BHQ1).clamp(min=torch.finfo(torch.float32).min)
+        unseen = unseen.expand(bias.shape)
     mask = (~unseen).to(torch.uint8).contiguous()
-    return ranges, mask, bias.float().masked_fill(unseen | _absorbed(bias), 0.0).contiguous(), sinks
+    return (narrow, mask, bias.masked_fill(unseen, 0.0).contiguous(), sinks), absorbed_BHQ
 
 
-def _absorbed(bias: torch.Tensor) -> torch.Tensor:
-    """(..., Q, 1): rows masked whole by a dtype's least number, which takes up the scores: all keys weigh alike.
-
-    Kernels see no key there, so that such rows go to them without a bias, and with a query of 0.
-    """
-    largest = bias.amax(-1, keepdim=True)
-    return (largest < LEAST_BIAS) & ~torch.isneginf(largest)
-
-
-def _kernel_query(query: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if bias is None or bias.dtype == torch.bool:
-        return query
-    return query.masked_fill(_absorbed(bias), 0.0)
+def _without(query: torch.Tensor, absorbed_BHQ: torch.Tensor | None) -> torch.Tensor:
+    """The queries, and 0 where the scores count for nothing."""
+    return query if absorbed_BHQ is None else query.masked_fill(absorbed_BHQ.unsqueeze(-1), 0.0)
