@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch_neuronx
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -14,6 +15,12 @@ from transformers import (
 )
 
 from tests.tiny_models import save
+
+
+@pytest.fixture(autouse=True)
+def no_ops_before():
+    """What ran on the CPU is counted for the whole process: leave out what other tests ran there."""
+    torch_neuronx.clear_op_tracking()
 
 
 def findings(run_cli, folder) -> dict[str, dict]:
