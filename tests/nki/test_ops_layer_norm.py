@@ -43,6 +43,29 @@ def test_only_the_bias_has_a_gradient():
     assert [run.kernel for run in runs] == KERNELS and torch.equal(bias.grad.cpu(), torch.full((24,), 3.0))
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_in_its_column(value):
+    """Of gradients of weight and bias."""
+    x, weight, bias, grad = (tensor.to("neuron") for tensor in random((5, 1100), (1100,), (1100,), (5, 1100)))
+    grad[1, 3] = value
+    vectors = weight.requires_grad_(), bias.requires_grad_()
+    with ont.nki.simulation() as runs:
+        gradients = torch.autograd.grad(layer_norm(x, *vectors), vectors, grad)
+    assert [run.kernel for run in runs] == KERNELS
+    for gradient in gradients:
+        assert (~gradient.cpu().isfinite()).nonzero().tolist() == [[3]]
+
+
+def test_gradients_of_float64_are_exact():
+    tensors = [tensor.requires_grad_() for tensor in random((3, 24), (24,), (24,), dtype=torch.float64)]
+    results = [
+        torch.autograd.grad(function(*tensors).square().sum(), tensors)
+        for function in (layer_norm, lambda x, *vectors: F.layer_norm(x, (24,), *vectors))
+    ]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_compiled_calls_are_one_node():
     tensors = random((2, 5, 24), (24,), (24,))
     compare_compiled(lambda *tensors: layer_norm(*tensors), tensors, "layer_norm", KERNELS)

@@ -53,6 +53,16 @@ def test_sum_with_a_residual(dtype):
     )
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_in_its_column(value):
+    """Of the gradient of the weight."""
+    x, weight, grad = (tensor.to("neuron") for tensor in random((5, 1100), (1100,), (5, 1100)))
+    grad[1, 3] = value
+    with ont.nki.simulation():
+        (gradient,) = torch.autograd.grad(rms_norm(x, weight.requires_grad_()), weight, grad)
+    assert (~gradient.cpu().isfinite()).nonzero().tolist() == [[3]]
+
+
 def test_a_frozen_weight_has_no_gradient():
     x, weight = random((3, 24), (24,))
     x = x.to("neuron").requires_grad_()

@@ -167,53 +167,62 @@ def blocks(each: int, width: int, size: int) -> Iterator[tuple[slice, slice]]:
 class SumOverRows:
     """Sums of columns over all rows that are added, by the Tensor Engine, in float32.
 
-    Section m of 512 columns is multiplied with a matrix whose column m is 1 and the others 0, so that its sums are row
-    m of one bank of PSUM: 65,536 columns fit. A value that is not finite makes sums of other sections NaN, too.
+    Each 128 columns are multiplied with a vector of 1, which puts their sums on the partitions, in one column of a
+    bank of PSUM: 65,536 columns fit. A sum is of its own column alone, whatever is not finite in others.
     """
 
     def __init__(self, width: int, dtype: Any) -> None:
-        self.width, self.count = width, -(-width // BANK)
-        if self.count > PARTITIONS:
+        self.width, self.count = width, -(-width // PARTITIONS)
+        if self.count > BANK:
             raise ValueError(f"sums of {width} columns, and a bank of PSUM has room for {PARTITIONS * BANK}")
-        self.sums_MC = nl.ndarray((self.count, min(BANK, width)), dtype=nl.float32, buffer=nl.psum)
-        self.is_empty = True
-        self.ones_PM = nl.ndarray((PARTITIONS, 2 * self.count - 1), dtype=dtype)
-        nisa.memset(dst=self.ones_PM, value=0.0)
-        nisa.memset(dst=self.ones_PM[:, self.count - 1 : self.count], value=1.0)
+        self.sums_CM = nl.ndarray((min(PARTITIONS, width), self.count), dtype=nl.float32, buffer=nl.psum)
+        self.begun: set[int] = set()
+        self.ones_P1 = nl.ndarray((PARTITIONS, 1), dtype=dtype)
+        nisa.memset(dst=self.ones_P1, value=1.0)
 
     def add(self, values_PRC: Any, columns: slice) -> None:
         """Add the rows of `values_PRC`, which are the columns `columns`, of the dtype that this was made for."""
         partitions, each, _ = values_PRC.shape
-        for block in sections(columns.stop - columns.start, BANK):
-            m = (columns.start + block.start) // BANK
+        for block in sections(columns.stop - columns.start, PARTITIONS):
+            m = (columns.start + block.start) // PARTITIONS
             for row in range(each):
                 nisa.nc_matmul(
-                    dst=self.sums_MC[:, : block.stop - block.start],
-                    stationary=self.ones_PM[:partitions, self.count - 1 - m : 2 * self.count - 1 - m],
-                    moving=values_PRC[:, row, block],
-                    accumulate=not self.is_empty,
+                    dst=self.sums_CM[: block.stop - block.start, m : m + 1],
+                    stationary=values_PRC[:, row, block],
+                    moving=self.ones_P1[:partitions],
+                    accumulate=m in self.begun,
                 )
-                self.is_empty = False
+                self.begun.add(m)
 
     def store(self, vector_W: Any, pipe: int = 0) -> None:
         """Write the sums of all cores to a float32 vector in HBM; `pipe` tells sums of one kernel apart."""
-        sums_MC = nl.ndarray(self.sums_MC.shape, dtype=nl.float32)
-        if self.is_empty:
-            nisa.memset(dst=sums_MC, value=0.0)
-        else:
-            nisa.tensor_copy(dst=sums_MC, src=self.sums_MC)
+        sums_CM = nl.ndarray(self.sums_CM.shape, dtype=nl.float32)
+        full, rest = divmod(self.width, sums_CM.shape[0])
+        if rest or not self.begun:
+            nisa.memset(dst=sums_CM, value=0.0)
+        if self.begun:
+            nisa.tensor_copy(dst=sums_CM[:, :full], src=self.sums_CM[:, :full])
+        if self.begun and rest:
+            nisa.tensor_copy(dst=sums_CM[:rest, full:], src=self.sums_CM[:rest, full:])
         if nl.num_programs() == 2:
-            other, others_MC = 1 - nl.program_id(0), nl.ndarray(sums_MC.shape, dtype=nl.float32)
-            nisa.sendrecv(src=sums_MC, dst=others_MC, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
-            nisa.tensor_tensor(dst=sums_MC, data1=sums_MC, data2=others_MC, op=nl.add)
+            other, others_CM = 1 - nl.program_id(0), nl.ndarray(sums_CM.shape, dtype=nl.float32)
+            nisa.sendrecv(src=sums_CM, dst=others_CM, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
+            nisa.tensor_tensor(dst=sums_CM, data1=sums_CM, data2=others_CM, op=nl.add)
         if nl.program_id(0) == 0:
-            self._write(vector_W, sums_MC)
+            for part in sections(self.count, PARTITIONS):
+                self._write(vector_W, sums_CM[:, part], part)
 
-    def _write(self, vector_W: Any, sums_MC: Any) -> None:
-        size = sums_MC.shape[1]
-        full, rest = divmod(self.width, size)
-        whole = vector_W.ap(pattern=[[size, full], [1, size]])
-        nisa.dma_copy(dst=whole, src=sums_MC[:full])
+    def _write(self, vector_W: Any, sums_CM: Any, part: slice) -> None:
+        """Transposed, so that what lies together in HBM lies together in SBUF."""
+        size, count = sums_CM.shape
+        in_psum = nl.ndarray((count, size), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=in_psum, data=sums_CM, engine=nisa.engine.tensor)
+        sums_MC = nl.ndarray((count, size), dtype=nl.float32)
+        nisa.tensor_copy(dst=sums_MC, src=in_psum)
+        full, rest = divmod(min(self.width - part.start * size, count * size), size)
+        if full:
+            whole = vector_W.ap(pattern=[[size, full], [1, size]], offset=part.start * size)
+            nisa.dma_copy(dst=whole, src=sums_MC[:full])
         if rest:
-            end = vector_W.ap(pattern=[[rest, 1], [1, rest]], offset=full * size)
+            end = vector_W.ap(pattern=[[rest, 1], [1, rest]], offset=(part.start + full) * size)
             nisa.dma_copy(dst=end, src=sums_MC[full : full + 1, :rest])

@@ -48,13 +48,15 @@ layer_norm_torch.register_fake(_empty_output)
 def layer_norm_backward_torch(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float, needs_vector_gradients: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of `x`, of the weight and of the bias; the latter two are float32, and empty where not needed."""
-    width = x.shape[-1]
-    grad, numbers = grad.contiguous().float(), x.contiguous().float()
+    """Gradients of `x`, of the weight and of the bias; the latter two are empty where not needed, and float32, of
+    float64 rows float64.
+    """
+    width, exact = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
+    grad, numbers = grad.contiguous().to(exact), x.contiguous().to(exact)
     centred = numbers - numbers.mean(-1, keepdim=True)
     reciprocal = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     normal = centred * reciprocal
-    scaled = grad if weight is None else grad * weight.float()
+    scaled = grad if weight is None else grad * weight.to(exact)
     mean, product = scaled.mean(-1, keepdim=True), (scaled * normal).mean(-1, keepdim=True)
     grad_x = ((scaled - mean - normal * product) * reciprocal).to(x.dtype)
     if not needs_vector_gradients:
@@ -64,7 +66,7 @@ def layer_norm_backward_torch(
 
 def _empty_gradients(grad, x, weight, eps, needs_vector_gradients):
     shape = x.shape[-1:] if needs_vector_gradients else (0,)
-    vectors = (x.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    vectors = (x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32)) for _ in range(2))
     return torch.empty_like(x, memory_format=torch.contiguous_format), *vectors
 
 
