@@ -4,7 +4,11 @@ Shape legend: B batch, H query heads, G key/value heads, Q queries, K keys, S po
 R rotated part of D, T rows, V vocabulary, W width.
 """
 
+import math
+import operator
+
 import torch
+from torch.autograd import forward_ad
 
 from .ops import attention as attention_ops
 from .ops import cross_entropy as cross_entropy_ops
@@ -35,11 +39,13 @@ def attention(
         sinks_H: one logit per head that takes part in the softmax and has no value.
         scale: of the scores; None is D ** -0.5. softcap: scores become softcap * tanh(scores / softcap).
 
-    A query that sees no key gives 0. Raises ValueError for shapes that do not fit together, and for a softcap of 0 or
-    less.
+    A query that sees no key gives 0. Raises ValueError for shapes, dtypes and devices that do not fit together, and
+    for a scale or softcap that is none; NotImplementedError, as all functions here, for forward-mode gradients.
     """
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap={softcap}: expected a positive number, or None")
+    _check_softcap(softcap)
+    if not query_BHQD.dim() == key_BGKD.dim() == value_BGKE.dim() == 4:
+        shapes = f"query {tuple(query_BHQD.shape)}, key {tuple(key_BGKD.shape)} and value {tuple(value_BGKE.shape)}"
+        raise ValueError(f"{shapes}: expected four dimensions, (B, H, Q, D), (B, G, K, D) and (B, G, K, E)")
     heads, groups = query_BHQD.shape[1], key_BGKD.shape[1]
     if (
         not groups
@@ -52,13 +58,17 @@ def attention(
             "fit: expected (B, H, Q, D), (B, G, K, D), (B, G, K, E) with H a multiple of G"
         )
     _check_floating(query_BHQD=query_BHQD, key_BGKD=key_BGKD, value_BGKE=value_BGKE)
+    _check_devices(query_BHQD=query_BHQD, ranges_B1Q2=ranges_B1Q2, bias=bias, sinks_H=sinks_H)
     if not query_BHQD.dtype == key_BGKD.dtype == value_BGKE.dtype:
         dtypes = f"{query_BHQD.dtype}, {key_BGKD.dtype} and {value_BGKE.dtype}"
         raise ValueError(f"query, key and value have the dtypes {dtypes}: expected one")
     _check_masks(query_BHQD, key_BGKD, ranges_B1Q2, bias, sinks_H)
     if bias is not None:
         bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
-    scale = query_BHQD.shape[-1] ** -0.5 if scale is None else float(scale)
+    # Heads of size 0, whose scores are 0 at any scale, have no root.
+    scale = max(1, query_BHQD.shape[-1]) ** -0.5 if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale}: expected a finite number, or None for D ** -0.5")
     tell_refusal("attention", attention_ops.refusal(query_BHQD, key_BGKD, value_BGKE, scale))
     return attention_ops.attention(query_BHQD, key_BGKD, value_BGKE, ranges_B1Q2, bias, sinks_H, scale, softcap)
 
@@ -143,13 +153,15 @@ def cross_entropy(
         logits_TV: floating point. labels_T: int64 or int32, entries of the vocabulary.
         ignore_index: rows of this label count for nothing.
         label_smoothing: from 0 to 1, the share of a label's weight that all entries have together.
-        softcap: logits become softcap * tanh(logits / softcap) first.
+        softcap: logits become softcap * tanh(logits / softcap) first; positive.
         reduction: "mean" over the rows that count, "sum", or "none" for the loss of each row.
 
-    A label that is no entry is an error of torch's on the host; a kernel gives NaN for it. Raises ValueError for
-    shapes that do not fit together, and for options that are none.
+    A label that is no entry is an error of torch's on the host; a kernel, which cannot stop for one, gives NaN for its
+    row's loss and gradients. Raises ValueError for shapes that do not fit together, and for options that are none.
     """
     _check_floating(logits_TV=logits_TV)
+    _check_devices(logits_TV=logits_TV, labels_T=labels_T)
+    _check_softcap(softcap)
     if logits_TV.dim() != 2 or labels_T.shape != logits_TV.shape[:1]:
         shapes = f"logits {tuple(logits_TV.shape)} and labels {tuple(labels_T.shape)}"
         raise ValueError(f"{shapes} do not fit: expected (T, V) and (T,); flatten what is before the vocabulary")
@@ -159,7 +171,12 @@ def cross_entropy(
         raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(cross_entropy_ops.REDUCTIONS)}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}, expected a number from 0 to 1")
-    options = (int(ignore_index), float(label_smoothing), None if softcap is None else float(softcap), reduction)
+    options = (
+        operator.index(ignore_index),
+        float(label_smoothing),
+        None if softcap is None else float(softcap),
+        reduction,
+    )
     tell_refusal("cross_entropy", cross_entropy_ops.refusal(logits_TV, label_smoothing, softcap))
     return cross_entropy_ops.cross_entropy(logits_TV, labels_T, *options)
 
@@ -235,6 +252,14 @@ def _check_masks(
     if sinks_H is not None and sinks_H.shape != (heads,):
         raise ValueError(f"sinks_H has the shape {tuple(sinks_H.shape)}, expected ({heads},)")
 
+    if sinks_H is not None and not sinks_H.is_floating_point():
+        raise ValueError(f"sinks_H has the dtype {sinks_H.dtype}, expected floating point")
+
+
+def _check_softcap(softcap: float | None) -> None:
+    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+        raise ValueError(f"softcap={softcap}: expected a positive number, or None")
+
 
 def _expands(given: torch.Size, wanted: tuple[int, ...]) -> bool:
     return all(size in (1, full) for size, full in zip(reversed(given), reversed(wanted), strict=False))
@@ -264,7 +289,21 @@ def _check_floating(**tensors: torch.Tensor | None) -> None:
     _check_devices(**given)
 
 
-def _check_devices(**tensors: torch.Tensor) -> None:
+def _check_devices(**tensors: torch.Tensor | None) -> None:
+    """On one device, and without what PyTorch's operators in Python would drop in silence."""
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    _check_forward_mode(**tensors)
     if len({tensor.device for tensor in tensors.values()}) > 1:
         places = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
         raise ValueError(f"{places}: expected one device")
+
+
+def _check_forward_mode(**tensors: torch.Tensor) -> None:
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{name} has a forward-mode tangent (torch.func.jvp, torch.autograd.forward_ad), and kernels have "
+                "gradients in reverse mode alone: use torch.autograd, or PyTorch's own functions"
+            )

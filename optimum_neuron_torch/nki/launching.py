@@ -1,5 +1,6 @@
-"""Kernels as operators of PyTorch, and their launch on torch tensors."""
+"""Kernels, and what they stand for, as operators of PyTorch; and their launch on torch tensors."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,26 @@ from .. import runtime
 NAMESPACE = "optimum_neuron_torch"
 # What the operators that launch a kernel do, by name.
 KERNEL_OPS: dict[str, str] = {}
+
+
+def torch_op(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: a typed function that computes with torch becomes the operator `optimum_neuron_torch::name`.
+
+    Its dtypes are those of its arguments, as a kernel's are: autocast, which would change them within, ends at it.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def computed(*args: Any) -> Any:
+            device = next(arg.device.type for arg in args if isinstance(arg, torch.Tensor))
+            if not torch.is_autocast_enabled(device):
+                return function(*args)
+            with torch.autocast(device, enabled=False):
+                return function(*args)
+
+        return torch.library.custom_op(f"{NAMESPACE}::{name}", computed, mutates_args=())
+
+    return register
 
 
 def kernel_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:

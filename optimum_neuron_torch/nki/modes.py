@@ -16,8 +16,9 @@ def kernels_run() -> bool:
 def simulation() -> Iterator[list[Any]]:
     """Within the block, and in this thread, NKI ops run their kernels in the NKI simulator.
 
-    The block's value is a list that gets the performance report of each run, in the order in which runs end (with
-    AWS's own simulator it stays empty: that makes no such reports). Graphs compiled inside hold kernels, and run them
+    The block's value is a list that gets the performance report of each run, in the order in which runs end, of all
+    threads, as PyTorch computes gradients in one of its own (with AWS's own simulator it stays empty: that makes no
+    such reports). Graphs compiled inside hold kernels, and run them
     outside the block too.
 
     Raises RuntimeError where kernels run on a real device, or where there is no simulator.

@@ -63,8 +63,10 @@ def test_nothing_counts():
 def test_a_label_that_is_no_entry_is_not_a_number():
     logits, labels = random((3, 8))[0].to("neuron"), torch.tensor([1, 8, -1], device="neuron")
     with ont.nki.simulation():
-        loss = cross_entropy(logits, labels, reduction="none").cpu()
+        loss = cross_entropy(logits.requires_grad_(), labels, reduction="none")
+        loss.sum().backward()
     assert loss.isnan().tolist() == [False, True, True]
+    assert logits.grad.isnan().all(1).tolist() == [False, True, True] and not logits.grad[0].isnan().any()
 
 
 def test_compiled_calls_are_one_node():

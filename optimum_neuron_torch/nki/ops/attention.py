@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..launching import NAMESPACE, kernel_op, launch
+from ..launching import kernel_op, launch, torch_op
 from ..masks import mask_of_ranges
 from ..modes import kernels_run
 
@@ -77,7 +77,7 @@ def _is_decode(query: torch.Tensor, key: torch.Tensor, *others: torch.Tensor | N
 # ---- computed with torch --------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op(f"{NAMESPACE}::attention", mutates_args=())
+@torch_op("attention")
 def attention_torch(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -115,7 +115,7 @@ def _empty_output(query, key, value, *options):
 attention_torch.register_fake(_empty_output)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::attention_backward", mutates_args=())
+@torch_op("attention_backward")
 def attention_backward_torch(
     grad: torch.Tensor,
     query: torch.Tensor,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..launching import NAMESPACE, kernel_op, launch
+from ..launching import kernel_op, launch, torch_op
 from ..modes import kernels_run
 from .rows import refusal_of_rows
 
@@ -67,7 +67,7 @@ def _row_gradients(grad: torch.Tensor, labels: torch.Tensor, ignore_index: int, 
 # ---- computed with torch --------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op(f"{NAMESPACE}::cross_entropy", mutates_args=())
+@torch_op("cross_entropy")
 def cross_entropy_torch(
     logits: torch.Tensor,
     labels: torch.Tensor,
@@ -90,7 +90,7 @@ def _empty_loss(logits, labels, ignore_index, label_smoothing, softcap, reductio
 cross_entropy_torch.register_fake(_empty_loss)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::cross_entropy_backward", mutates_args=())
+@torch_op("cross_entropy_backward")
 def cross_entropy_backward_torch(
     grad: torch.Tensor,
     logits: torch.Tensor,
@@ -147,13 +147,13 @@ def cross_entropy_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy_torch` by a kernel, and the log-sum-exp (T,) of the logits.
 
-    A label that is neither an entry of the vocabulary nor ignored gives NaN.
+    A label that is neither an entry of the vocabulary nor ignored gives NaN, and such gradients.
     """
     from ..kernels.cross_entropy import cross_entropy_kernel as kernel
 
     vocabulary = logits.shape[1]
     loss, logsumexp = launch(kernel, logits.contiguous(), _entries(labels, vocabulary), label_smoothing, softcap)
-    loss = torch.where((labels >= 0) & (labels < vocabulary), loss, torch.full_like(loss, float("nan")))
+    loss = _of_entries(loss, labels, vocabulary)
     is_seen = labels != ignore_index
     loss = torch.where(is_seen, loss, torch.zeros_like(loss))
     if reduction == "none":
@@ -175,14 +175,21 @@ def cross_entropy_backward_kernel(
     """`cross_entropy_backward_torch` by a kernel, from the log-sum-exp of the forward pass."""
     from ..kernels.cross_entropy import cross_entropy_backward_kernel as kernel
 
-    grad_T = _row_gradients(grad, labels, ignore_index, reduction).contiguous()
-    entries = _entries(labels, logits.shape[1])
+    vocabulary = logits.shape[1]
+    grad_T = _of_entries(grad.expand(labels.shape), labels, vocabulary)
+    grad_T = _row_gradients(grad_T, labels, ignore_index, reduction).contiguous()
+    entries = _entries(labels, vocabulary)
     return launch(kernel, grad_T, logits.contiguous(), entries, logsumexp, label_smoothing, softcap)
 
 
 def _entries(labels: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Labels as kernels take them; what is no entry of the vocabulary becomes one."""
     return labels.clamp(0, vocabulary - 1).to(torch.int32).contiguous()
+
+
+def _of_entries(numbers_T: torch.Tensor, labels: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """NaN where a label is no entry of the vocabulary."""
+    return torch.where((labels >= 0) & (labels < vocabulary), numbers_T, torch.full_like(numbers_T, float("nan")))
 
 
 def _save_for_kernel(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..launching import NAMESPACE, kernel_op, launch
+from ..launching import kernel_op, launch, torch_op
 from ..modes import kernels_run
 from .rows import as_rows, refusal_of_whole_rows
 
@@ -28,7 +28,7 @@ def refusal(x: torch.Tensor, eps: float = 1e-5) -> str | None:
 # ---- computed with torch --------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op(f"{NAMESPACE}::layer_norm", mutates_args=())
+@torch_op("layer_norm")
 def layer_norm_torch(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
@@ -44,7 +44,7 @@ def _empty_output(x, *options):
 layer_norm_torch.register_fake(_empty_output)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::layer_norm_backward", mutates_args=())
+@torch_op("layer_norm_backward")
 def layer_norm_backward_torch(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float, needs_vector_gradients: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..launching import NAMESPACE, kernel_op, launch
+from ..launching import kernel_op, launch, torch_op
 from ..modes import kernels_run
 from .rows import as_rows, refusal_of_whole_rows
 
@@ -70,7 +70,7 @@ def _scale(weight: torch.Tensor, offset: float, scales_in_float32: bool) -> torc
     return weight if offset == 0.0 else offset + weight
 
 
-@torch.library.custom_op(f"{NAMESPACE}::rms_norm", mutates_args=())
+@torch_op("rms_norm")
 def rms_norm_torch(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float, scales_in_float32: bool
 ) -> torch.Tensor:
@@ -99,7 +99,7 @@ def _empty_output(x, weight, eps, offset, scales_in_float32):
 rms_norm_torch.register_fake(_empty_output)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::rms_norm_backward", mutates_args=())
+@torch_op("rms_norm_backward")
 def rms_norm_backward_torch(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -132,7 +132,7 @@ def _empty_gradients(grad, x, weight, grad_sum, eps, offset, scales_in_float32, 
 rms_norm_backward_torch.register_fake(_empty_gradients)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::add_rms_norm", mutates_args=())
+@torch_op("add_rms_norm")
 def add_rms_norm_torch(
     x: torch.Tensor,
     residual: torch.Tensor,

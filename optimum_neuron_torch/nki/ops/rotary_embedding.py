@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..launching import NAMESPACE, kernel_op, launch
+from ..launching import kernel_op, launch, torch_op
 from ..modes import kernels_run
 from .rows import refusal_of_rows
 
@@ -61,7 +61,7 @@ def _joined(first: torch.Tensor, second: torch.Tensor, interleaved: bool) -> tor
     return torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::rotary_embedding", mutates_args=())
+@torch_op("rotary_embedding")
 def rotary_embedding_torch(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

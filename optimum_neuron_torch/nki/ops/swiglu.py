@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..launching import NAMESPACE, kernel_op, launch
+from ..launching import kernel_op, launch, torch_op
 from ..modes import kernels_run
 from .rows import as_rows, refusal_of_rows
 
@@ -44,7 +44,7 @@ def _gate_gradient(grad: torch.Tensor, gate: torch.Tensor, activation: str) -> t
     return torch.ops.aten.gelu_backward(grad, gate, approximate=approximate)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::swiglu", mutates_args=())
+@torch_op("swiglu")
 def swiglu_torch(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     """`act(gate) * up`, the activation rounded to the dtype of `gate`."""
     return (_activated(gate, activation) * up).contiguous()
@@ -57,7 +57,7 @@ def _empty_output(gate, up, activation):
 swiglu_torch.register_fake(_empty_output)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::swiglu_backward", mutates_args=())
+@torch_op("swiglu_backward")
 def swiglu_backward_torch(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
