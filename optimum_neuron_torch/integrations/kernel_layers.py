@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -37,9 +38,12 @@ KIND = "kernels"
 VARIANT = "_neuron_variant"
 # As the package's layers for it are called.
 ROTARY = "rotary_pos_emb"
+# The method in which Transformers' experts are gated.
+GATE = "_apply_gate"
 
-# Rows of very different size: an epsilon shows in small ones alone.
+# Rows of very different size: an epsilon shows in small ones alone, a limit of what is gated in large ones alone.
 _SCALES = (1e-3, 1e-1, 1.0, 30.0)
+_GATED_SCALES = (*_SCALES, 1e3, 1e5)
 _DTYPES = (torch.float32, torch.bfloat16)
 # The order of sums may differ; bfloat16, whose steps are larger by far, tells where a result is rounded.
 _ROUNDING = 2e-6
@@ -66,6 +70,30 @@ class GatedMLP:
 
 
 @dataclass(frozen=True)
+class Halves:
+    """`act(gate) * up` of the halves of what one projection gives, of which the gate is the first or the second."""
+
+    activation: str
+    up_is_first: bool
+
+
+@dataclass(frozen=True)
+class FusedMLP:
+    """A gated MLP whose gate and up are one projection: the attributes that hold the projections, and the halves."""
+
+    gate_up: str
+    down: str
+    halves: Halves
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts of one layer, whose weights are parameters: how their method `_apply_gate` gates rows of them all."""
+
+    halves: Halves
+
+
+@dataclass(frozen=True)
 class Rotary:
     """A function that rotates queries and keys: which elements turn together, whether it takes the first half of
     cosines and sines for pairs of neighbours, and whether it computes in float32.
@@ -76,7 +104,7 @@ class Rotary:
     in_float32: bool
 
 
-Variant = Norm | GatedMLP | Rotary
+Variant = Norm | GatedMLP | FusedMLP | Experts | Rotary
 
 
 # ---- what takes a layer's forward's place ---------------------------------------------------------------------------
@@ -98,6 +126,26 @@ def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
         return type(layer).forward(layer, hidden_states)
     gate, up = getattr(layer, variant.gate)(hidden_states), getattr(layer, variant.up)(hidden_states)
     return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.activation))
+
+
+def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    variant: FusedMLP = getattr(layer, VARIANT)
+    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+        return type(layer).forward(layer, hidden_states)
+    gate, up = _gate_and_up(getattr(layer, variant.gate_up)(hidden_states), variant.halves)
+    return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.halves.activation))
+
+
+def run_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
+    variant: Experts = getattr(layer, VARIANT)
+    if not (runtime.is_neuron(gate_up) and kernels_run()):
+        return type(layer)._apply_gate(layer, gate_up)
+    return swiglu_ops.swiglu(*_gate_and_up(gate_up, variant.halves), variant.halves.activation)
+
+
+def _gate_and_up(gate_up: torch.Tensor, halves: Halves) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = gate_up.chunk(2, dim=-1)
+    return (second, first) if halves.up_is_first else (first, second)
 
 
 def run_rotary(
@@ -159,21 +207,34 @@ def _as_layer(run: Callable, kind: type) -> type[torch.nn.Module]:
 # ---- what a layer computes ------------------------------------------------------------------------------------------
 
 
-def recognise(layer: torch.nn.Module) -> tuple[Norm | GatedMLP | None, str | None]:
+def recognise(layer: torch.nn.Module) -> tuple[Norm | GatedMLP | FusedMLP | Experts | None, str | None]:
     """What `layer` is of these, or None with the reason; None without a reason where it looks like none of them."""
+    if is_experts(layer):
+        return _as_experts(layer)
+    projections = _projections_of(layer)
     if len(inspect.signature(type(layer).forward).parameters) != 2:  # self, and what goes through
         is_marked = getattr(type(layer), "kernel_layer_name", "").startswith("RMSNorm")
-        return None, "its forward takes more than rows" if is_marked else None
+        is_meant = is_marked or is_like_gated_mlp(layer, projections)
+        return None, "its forward takes more than rows" if is_meant else None
     parameters = dict(layer.named_parameters(recurse=False))
     if not any(True for _ in layer.children()):
         is_vector = len(parameters) == 1 and all(parameter.dim() == 1 for parameter in parameters.values())
         return _as_norm(layer, parameters) if is_vector and _epsilons(layer) else (None, None)
-    projections = {name: child for name, child in layer.named_children() if hasattr(child, "in_features")}
-    others = [child for child in layer.children() if child not in projections.values()]
-    has_weights_of_others = bool(parameters) or any(any(True for _ in child.parameters()) for child in others)
-    if len(projections) == 3 and not has_weights_of_others:
-        return _as_gated_mlp(layer, projections)
+    others = [name for name, child in layer.named_children() if any(True for _ in child.parameters())]
+    further = [*parameters, *(name for name in others if name not in projections)]
+    orders = gated_orders(projections)
+    if orders and not further:
+        return _as_gated_mlp(layer, orders)
+    if is_like_gated_mlp(layer, projections):
+        return None, f"a gated MLP has no such weights: {', '.join(further or projections)}"
     return None, None
+
+
+def _projections_of(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    children = layer.named_children()
+    return {
+        name: child for name, child in children if hasattr(child, "in_features") and hasattr(child, "out_features")
+    }
 
 
 def _epsilons(layer: torch.nn.Module) -> list[str]:
@@ -186,9 +247,9 @@ def _as_norm(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) 
     for dtype in _DTYPES:
         rows = _random(len(_SCALES), weight.shape[0], dtype=dtype) * torch.tensor(_SCALES, dtype=dtype)[:, None]
         own = torch.nn.Parameter(1 + 0.5 * _random(weight.shape[0], dtype=dtype, seed=1))
-        expected, reason = _output(_twin(layer, _parameters={name: own}), rows)
-        if reason is not None:
-            return None, reason
+        expected, error = _output(_twin(layer, _parameters={**layer._parameters, name: own}), rows)
+        if error is not None:
+            return None, _does_not_run(error)
         alike = set()
         for eps, offset, in_float32 in itertools.product(_epsilons(layer), (0.0, 1.0), (False, True)):
             output = rms_norm_ops.rms_norm_torch(rows, own, getattr(layer, eps), offset, in_float32)
@@ -203,27 +264,135 @@ def _as_norm(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) 
     return (variant, None) if reason is None else (None, reason)
 
 
-def _as_gated_mlp(
-    layer: torch.nn.Module, projections: dict[str, torch.nn.Module]
-) -> tuple[GatedMLP | None, str | None]:
+# Of an MLP, and one before them.
+_MOST_PROJECTIONS = 4
+
+
+def is_like_gated_mlp(layer: torch.nn.Module, projections: dict[str, torch.nn.Module]) -> bool:
+    """Whether it has an activation and, by their sizes, a gate, up and down, or gate and up in one, and down. Squares
+    are projections of attention, and what has convolutions is something else.
+    """
+    if not has_activation(layer) or len(projections) > _MOST_PROJECTIONS or has_convolutions(layer):
+        return False
+    sizes = Counter((projection.in_features, projection.out_features) for projection in projections.values())
+    is_apart = any(count > 1 and rows != width and (width, rows) in sizes for (rows, width), count in sizes.items())
+    return is_apart or any(_goes_back_from_half(*pair) for pair in itertools.product(sizes, repeat=2))
+
+
+def gated_orders(projections: dict[str, torch.nn.Module]) -> list[tuple[str, ...]]:
+    """As which of these an MLP that has no others can use them: as gate, up and down, or as gate and up, and down."""
     sizes = {name: (child.in_features, child.out_features) for name, child in projections.items()}
-    orders = [
-        order for order in itertools.permutations(sizes) if sizes[order[0]] == sizes[order[1]] == sizes[order[2]][::-1]
-    ]
-    reason = None
-    for gate, up, down in orders:
-        own = {name: _projection(*((6, 10) if name != down else (10, 6)), seed) for seed, name in enumerate(sizes)}
-        twin, rows = _twin(layer, _modules={**layer._modules, **own}), _random(5, 6)
-        expected, reason = _output(twin, rows)
-        if reason is not None:
-            return None, reason
-        for activation in swiglu_ops.ACTIVATIONS:
-            output = own[down](swiglu_ops.swiglu_torch(own[gate](rows), own[up](rows), activation))
-            if _is_same(output, expected):
-                return GatedMLP(gate, up, down, activation), None
-    if not orders:
-        return None, None
+    if len(sizes) == 3:
+        orders = itertools.permutations(sizes)
+        return [order for order in orders if sizes[order[0]] == sizes[order[1]] == sizes[order[2]][::-1]]
+    if len(sizes) == 2:
+        return [order for order in itertools.permutations(sizes) if _goes_back_from_half(*(sizes[n] for n in order))]
+    return []
+
+
+def _goes_back_from_half(gate_up: tuple[int, int], down: tuple[int, int]) -> bool:
+    return gate_up == (down[1], 2 * down[0])
+
+
+def has_activation(layer: torch.nn.Module) -> bool:
+    """As modules call what they hold of them: act_fn, activation, activation_fn."""
+    attributes = {**vars(layer), **layer._modules}
+    return any("act" in name and callable(value) for name, value in attributes.items())
+
+
+def has_convolutions(layer: torch.nn.Module) -> bool:
+    return any(isinstance(child, torch.nn.modules.conv._ConvNd) for child in layer.children())
+
+
+def _as_gated_mlp(
+    layer: torch.nn.Module, orders: list[tuple[str, ...]]
+) -> tuple[GatedMLP | FusedMLP | None, str | None]:
+    for order in orders:
+        found: set[Halves] | None = None
+        for dtype in _DTYPES:
+            own = dict(zip(order, _projections(len(order), dtype), strict=True))
+            twin, rows = _twin(layer, _modules={**layer._modules, **own}), _gated_rows(6, dtype)
+            expected, error = _output(twin, rows)
+            if error is not None:
+                # Of two projections, the one that would be `down` may come first.
+                is_another = not has_activation(layer) or (len(order) == 2 and isinstance(error, RuntimeError))
+                return None, None if is_another else _does_not_run(error)
+            alike = {way for way, output in _ways(own, order, rows) if _is_same(output, expected)}
+            found = alike if found is None else found & alike
+        if found:
+            (halves,) = found
+            return GatedMLP(*order, halves.activation) if len(order) == 3 else FusedMLP(*order, halves), None
     return None, f"it is no act(gate) * up between projections with one of {', '.join(swiglu_ops.ACTIVATIONS)}"
+
+
+def _ways(
+    own: dict[str, torch.nn.Linear], order: tuple[str, ...], rows: torch.Tensor
+) -> Iterator[tuple[Halves, torch.Tensor]]:
+    """Ways to gate, with what an MLP of these projections would give; gate and up apart are tried in either order."""
+    *inward, down = (own[name] for name in order)
+    orders = (False,) if len(inward) == 2 else (False, True)
+    with torch.no_grad():
+        outputs = [projection(rows) for projection in inward]
+        for halves in itertools.starmap(Halves, itertools.product(swiglu_ops.ACTIVATIONS, orders)):
+            gate, up = outputs if len(outputs) == 2 else _gate_and_up(*outputs, halves)
+            yield halves, down(swiglu_ops.swiglu_torch(gate, up, halves.activation))
+
+
+def is_experts(layer: torch.nn.Module) -> bool:
+    """Whether the weights of gated projections are parameters of `layer`, or of children that are no projections: one
+    matrix for each expert, or those of all experts in one.
+    """
+    is_meant = getattr(layer, "has_gate", True) if hasattr(type(layer), GATE) else has_activation(layer)
+    if not is_meant or has_convolutions(layer):
+        return False
+    matrices = [parameter for parameter in layer.parameters(recurse=False) if parameter.dim() in (2, 3)]
+    for child in layer.children():
+        if not is_experts(child):
+            matrices += [parameter for parameter in child.parameters(recurse=False) if parameter.dim() == 3]
+    shapes = [tuple(sorted(matrix.shape[-2:])) for matrix in matrices]
+    is_apart = len(shapes) >= 3 and len({*shapes}) == 1
+    return is_apart or any(_is_double(*pair) for pair in itertools.permutations(shapes, 2))
+
+
+def _is_double(gate_up: tuple[int, ...], down: tuple[int, ...]) -> bool:
+    """Whether one matrix goes from where the other goes to, and is twice as wide between them."""
+    return len(gate_up) == 2 and any(
+        gate_up[1 - i] == down[1 - j] and gate_up[i] == 2 * down[j] for i in (0, 1) for j in (0, 1)
+    )
+
+
+# Of Transformers' ways to compute experts, those that gate rows of all of them at once by `_apply_gate`.
+_GATING_AT_ONCE = ("grouped_mm", "batched_mm")
+
+
+def _as_experts(layer: torch.nn.Module) -> tuple[Experts | None, str | None]:
+    if not hasattr(type(layer), GATE):
+        return None, "experts whose weights are no projections, gated in its forward: kernels gate in `_apply_gate`"
+    found: set[Halves] = set()
+    for dtype in _DTYPES:
+        gate_up = _gated_rows(20, dtype)
+        expected, error = _output(_twin(layer), gate_up, GATE)
+        if error is not None:
+            return None, _does_not_run(error, GATE)
+        alike = set()
+        for halves in itertools.starmap(Halves, itertools.product(swiglu_ops.ACTIVATIONS, (False, True))):
+            output = swiglu_ops.swiglu_torch(*_gate_and_up(gate_up, halves), halves.activation)
+            if _is_same(output, expected):
+                alike.add(halves)
+        found = alike if dtype is _DTYPES[0] else found & alike
+    if not found:
+        return None, f"it gates by no act(gate) * up of halves with one of {', '.join(swiglu_ops.ACTIVATIONS)}"
+    implementation = getattr(getattr(layer, "config", None), "_experts_implementation", None)
+    if implementation not in _GATING_AT_ONCE:
+        ways = " or ".join(repr(way) for way in _GATING_AT_ONCE)
+        return None, f"its experts_implementation is {implementation!r}: a kernel gates them with {ways}"
+    return Experts(found.pop()), None
+
+
+def _gated_rows(width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of each size five."""
+    scales = torch.tensor(_GATED_SCALES, dtype=dtype).repeat_interleave(5)
+    return _random(len(scales), width, dtype=dtype) * scales[:, None]
 
 
 def recognise_rotary(function: torch.nn.Module) -> tuple[Rotary | None, str | None]:
@@ -264,12 +433,18 @@ def _twin(layer: torch.nn.Module, **replaced: dict[str, Any]) -> torch.nn.Module
     return twin.train()
 
 
-def _output(twin: torch.nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor | None, str | None]:
+def _output(
+    twin: torch.nn.Module, rows: torch.Tensor, method: str = "forward"
+) -> tuple[torch.Tensor | None, Exception | None]:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return type(twin).forward(twin, rows), None
-    except Exception as error:  # it is a foreign forward, of which nothing is known
-        return None, f"its forward does not run by itself ({type(error).__name__}: {error})".splitlines()[0]
+            return getattr(type(twin), method)(twin, rows), None
+    except Exception as error:  # it is a foreign method, of which nothing is known
+        return None, error
+
+
+def _does_not_run(error: Exception, method: str = "forward") -> str:
+    return f"its {method} does not run by itself ({type(error).__name__}: {error})".splitlines()[0]
 
 
 def _is_same(output: torch.Tensor, expected: Any) -> bool:
@@ -284,12 +459,15 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _projection(inputs: int, outputs: int, seed: int) -> torch.nn.Linear:
-    linear = torch.nn.utils.skip_init(torch.nn.Linear, inputs, outputs, bias=True)
-    with torch.no_grad():
-        linear.weight.copy_(_random(outputs, inputs, seed=seed))
-        linear.bias.copy_(_random(outputs, seed=seed + 10))
-    return linear.requires_grad_(False)
+def _projections(count: int, dtype: torch.dtype) -> Iterator[torch.nn.Linear]:
+    """Gate, up and down, or gate and up in one, and down, of an MLP for rows of 6."""
+    sizes = ((6, 10), (6, 10), (10, 6)) if count == 3 else ((6, 20), (10, 6))
+    for seed, (inputs, outputs) in enumerate(sizes):
+        linear = torch.nn.utils.skip_init(torch.nn.Linear, inputs, outputs, bias=True, dtype=dtype)
+        with torch.no_grad():
+            linear.weight.copy_(_random(outputs, inputs, seed=seed))
+            linear.bias.copy_(_random(outputs, seed=seed + 10))
+        yield linear.requires_grad_(False)
 
 
 # ---- through the `kernels` package ---------------------------------------------------------------------------------
@@ -352,7 +530,7 @@ def _marked(kind: type[torch.nn.Module], name: str) -> Iterator[str]:
         del kind.kernel_layer_name, kind.kernel_condition
 
 
-_RUN = {Norm: run_norm, GatedMLP: run_mlp, Rotary: run_rotary}
+_RUN = {Norm: run_norm, GatedMLP: run_mlp, FusedMLP: run_fused_mlp, Rotary: run_rotary}
 
 
 # ---- exchanging the forwards of a model -----------------------------------------------------------------------------
@@ -375,9 +553,13 @@ class KernelLayers:
         if isinstance(variant, Rotary) and layer in _users:
             self._use(layer)
             return None
-        if "forward" in vars(layer):
-            return "it has a forward of its own on this object"
-        if not _kernelize(layer, variant):
+        method = GATE if isinstance(variant, Experts) else "forward"
+        if method in vars(layer):
+            return f"it has a {method} of its own on this object"
+        if isinstance(variant, Experts):
+            # The package knows forwards alone, and this one does more than gate.
+            vars(layer).update({GATE: MethodType(run_gate, layer), VARIANT: variant})
+        elif not _kernelize(layer, variant):
             return "the condition under which its class takes kernels does not hold"
         if isinstance(variant, Rotary):
             self._use(layer)
@@ -408,8 +590,9 @@ class KernelLayers:
 
 
 def _give_back(layer: torch.nn.Module) -> None:
-    if vars(layer).pop(VARIANT, None) is not None:
-        vars(layer).pop("forward", None)
+    variant = vars(layer).pop(VARIANT, None)
+    if variant is not None:
+        vars(layer).pop(GATE if isinstance(variant, Experts) else "forward", None)
 
 
 def exchange_layers(model: torch.nn.Module, ledger: Ledger) -> KernelLayers:

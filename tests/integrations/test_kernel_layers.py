@@ -16,8 +16,16 @@ from transformers import (
     BertConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    ModernBertConfig,
+    MoonshineConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen3Config,
     T5Config,
 )
@@ -29,13 +37,27 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.llama4 import modeling_llama4
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
+from transformers.models.moonshine.modeling_moonshine import MoonshineDecoderMLP
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense, T5LayerNorm
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch import NeuronConfig
-from optimum_neuron_torch.integrations.kernel_layers import GatedMLP, Norm, Rotary, recognise, recognise_rotary
+from optimum_neuron_torch.integrations.kernel_layers import (
+    Experts,
+    FusedMLP,
+    GatedMLP,
+    Halves,
+    Norm,
+    Rotary,
+    recognise,
+    recognise_rotary,
+)
 from optimum_neuron_torch.report import StrictError
 
 
@@ -103,8 +125,97 @@ class Gated(torch.nn.Module):
         return self.w2(self.dropout(self.activation(self.w1(x)) * self.w3(x)))
 
 
+class Fused(torch.nn.Module):
+    """A gated MLP of one projection for gate and up, and how it takes its halves from that."""
+
+    def __init__(self, halves, activation=F.silu, adapter=False):
+        super().__init__()
+        self.w1, self.w2 = torch.nn.Linear(8, 24), torch.nn.Linear(12, 8)
+        self.halves, self.activation = halves, activation
+        if adapter:
+            self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x):
+        gate, up = self.halves(self.w1(x))
+        return self.w2(self.activation(gate) * up)
+
+
+class Adapted(Fused):
+    """As a model that shares an MLP among layers calls it."""
+
+    def forward(self, x, layer=None):
+        return super().forward(x)
+
+
+class InFloat32(torch.nn.Module):
+    """A gated MLP that rounds the product alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w2, self.w3 = (torch.nn.Linear(*size) for size in ((8, 12), (12, 8), (8, 12)))
+        self.activation = torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.w2((self.activation(self.w1(x).float()) * self.w3(x).float()).to(x.dtype))
+
+
+class Limited(Gated):
+    """A gated MLP that limits what it multiplies."""
+
+    def __init__(self, limit):
+        super().__init__(F.silu)
+        self.limit = limit
+
+    def forward(self, x):
+        up = self.w3(x).clamp(min=-self.limit, max=self.limit)
+        return self.w2(self.activation(self.w1(x).clamp(max=self.limit)) * up)
+
+
+class Plain(torch.nn.Module):
+    """Two projections, of which the second is as wide as if it were gate and up of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w2, self.activation = torch.nn.Linear(8, 12), torch.nn.Linear(12, 16), torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.w2(self.activation(self.w1(x)))
+
+
+class Convolved(Adapted):
+    """The sizes of a mixer of a state-space model."""
+
+    def __init__(self):
+        super().__init__(in_halves)
+        self.convolution = torch.nn.Conv1d(12, 12, 4)
+
+
+def in_halves(gate_up):
+    return gate_up.chunk(2, dim=-1)
+
+
+def up_first(gate_up):
+    return gate_up.chunk(2, dim=-1)[::-1]
+
+
+def in_turn(gate_up):
+    return gate_up[..., ::2], gate_up[..., 1::2]
+
+
 def config(kind, **settings):
     return kind(**{**SIZES, **settings})
+
+
+def experts(kind=MixtralExperts, implementation="grouped_mm", settings=MixtralConfig, **values):
+    settings = config(settings, num_local_experts=4, num_experts_per_tok=2, **values)
+    settings._experts_implementation = implementation
+    return kind(settings)
+
+
+class LimitedExperts(MixtralExperts):
+    def _apply_gate(self, gate_up):
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.act_fn(gate.clamp(max=50.0)) * up
 
 
 USUAL = ("gate_proj", "up_proj", "down_proj")
@@ -121,6 +232,23 @@ KNOWN = {
         GatedMLP(*USUAL, "silu"),
     ),
     "biases and other names": (lambda: Gated(F.silu), GatedMLP("w1", "w3", "w2", "silu")),
+    "gate and up in one": (
+        lambda: Phi3MLP(config(Phi3Config)),
+        FusedMLP("gate_up_proj", "down_proj", Halves("silu", up_is_first=False)),
+    ),
+    "GELU, gate and up in one": (
+        lambda: ModernBertMLP(config(ModernBertConfig)),
+        FusedMLP("Wi", "Wo", Halves("gelu", up_is_first=False)),
+    ),
+    "up and gate in one": (
+        lambda: MoonshineDecoderMLP(config(MoonshineConfig), "silu"),
+        FusedMLP("fc1", "fc2", Halves("silu", up_is_first=True)),
+    ),
+    "experts": (experts, Experts(Halves("silu", up_is_first=False))),
+    "experts of single rows": (
+        lambda: experts(implementation="batched_mm", hidden_act="gelu_pytorch_tanh"),
+        Experts(Halves("gelu_tanh", up_is_first=False)),
+    ),
 }  # fmt: skip
 
 
@@ -135,6 +263,23 @@ UNKNOWN = {
     "a mean is taken off": (lambda: modeling_cohere.CohereLayerNorm(32), "no RMSNorm"),
     "a constant": (Halved, "no RMSNorm"),
     "another activation": (lambda: Gated(F.relu), "no act"),
+    "a limit": (lambda: Limited(10.0), "no act"),
+    "a limit that only large numbers meet": (lambda: Limited(1e4), "no act"),
+    "rounded once": (InFloat32, "no act"),
+    "another activation of halves": (lambda: Fused(in_halves, F.relu), "no act"),
+    "gate and up in turn": (lambda: Fused(in_turn), "no act"),
+    "further weights": (lambda: Fused(in_halves, adapter=True), "no such weights: norm"),
+    "a layer's number": (lambda: Adapted(in_halves), "more than rows"),
+    "experts one after the other": (lambda: experts(implementation="eager"), "'eager': a kernel gates them with"),
+    "experts with a limit": (lambda: experts(LimitedExperts), "it gates by no act"),
+    "experts of other gates": (
+        lambda: experts(modeling_gpt_oss.GptOssExperts, settings=GptOssConfig),
+        "it gates by no act",
+    ),
+    "experts gated in their forward": (
+        lambda: experts(modeling_llama4.Llama4TextExperts, settings=Llama4TextConfig),
+        "gated in its forward",
+    ),
     "dropout in training": (lambda: Gated(F.silu, dropout=0.1), "no act"),
     "T5's dropout": (lambda: T5DenseGatedActDense(T5Config(dropout_rate=0.1)), "no act"),
     "rows too wide": (lambda: LlamaRMSNorm(2**16), "rows of"),
@@ -151,7 +296,13 @@ def test_layers_that_look_alike_have_a_reason(case):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: torch.nn.LayerNorm(8), lambda: torch.nn.Linear(8, 8), lambda: BertIntermediate(config(BertConfig))],
+    [
+        lambda: torch.nn.LayerNorm(8),
+        lambda: torch.nn.Linear(8, 8),
+        lambda: BertIntermediate(config(BertConfig)),
+        Plain,
+        Convolved,
+    ],
 )
 def test_others_are_not_spoken_of(make):
     assert recognise(make()) == (None, None)
@@ -194,16 +345,57 @@ def test_results_and_runs(family):
     assert torch.equal(model.generate(ids(), **options), stock.generate(ids(), **options))
 
 
-def test_gradients(llama):
+FUSED = {
+    "Phi-3": (lambda: made(Phi3Config, Phi3ForCausalLM), {"Phi3MLP": 2}),
+    "Mixtral": (lambda: made(MixtralConfig, MixtralForCausalLM, num_local_experts=4), {"MixtralExperts": 2}),
+}
+
+
+@pytest.mark.parametrize("case", FUSED)
+@pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
+def test_halves_of_one_projection(case, settings):
+    """Logits of the CPU, one run of the kernel for each layer; all its own forwards again afterwards."""
+    torch._dynamo.reset()
+    make, layers = FUSED[case]
+    stock = make()
+    model = ont.prepare(copy.deepcopy(stock), settings)
+    with torch.no_grad():
+        expected = stock(ids()).logits
+        with ont.nki.simulation() as runs:
+            found = model(ids(), use_cache=False).logits.cpu()
+    assert Counter(run.kernel for run in runs)["swiglu_kernel"] == sum(layers.values())
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert {row["where"] for row in ont.report(model).departures} <= {"rotary embedding"}
+    assert f"{sum(layers.values())} {next(iter(layers))}" in str(model._neuron_prepared.layers)
+    for prepared in (copy.deepcopy(model), model):
+        ont.unprepare(prepared)
+        assert all(
+            not {"forward", "_apply_gate", "_neuron_variant"} & vars(part).keys() for part in prepared.modules()
+        )
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_halves_of_one_projection_at_bfloat16(case):
+    stock = FUSED[case][0]()
+    with torch.no_grad():
+        expected = stock(ids()).logits
+        own = copy.deepcopy(stock).bfloat16()(ids()).logits.float()
+        found = ont.prepare(copy.deepcopy(stock).bfloat16(), SIMULATED)(ids(), use_cache=False).logits.float().cpu()
+    assert (found - expected).abs().mean() <= 1.5 * (own - expected).abs().mean()
+
+
+@pytest.mark.parametrize("make", [made, *(make for make, _ in FUSED.values())], ids=["Llama", *FUSED])
+def test_gradients(make):
     """Of all weights, in training mode."""
+    stock = make()
 
     def gradients(model, tokens):
         model.train().zero_grad()
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
         return {name: weight.grad.cpu() for name, weight in model.named_parameters()}
 
-    expected = gradients(copy.deepcopy(llama), ids())
-    model = ont.prepare(copy.deepcopy(llama), SIMULATED)
+    expected = gradients(copy.deepcopy(stock), ids())
+    model = ont.prepare(copy.deepcopy(stock), SIMULATED)
     with ont.nki.simulation() as runs:
         found = gradients(model, ids().to("neuron"))
     assert {"rms_norm_backward_kernel", "swiglu_backward_kernel"} <= {run.kernel for run in runs}
@@ -292,6 +484,17 @@ def test_reasons_are_in_the_report(llama):
     assert exchanged(model) == {"LlamaMLP": 1, "LlamaRMSNorm": 5}  # of which one is its own
     ont.unprepare(model)
     assert exchanged(model) == {"LlamaRMSNorm": 1}
+
+
+def test_experts_that_are_gated_otherwise_are_in_the_report_once():
+    settings = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model = made(MixtralConfig, MixtralForCausalLM, **settings)
+    model.set_experts_implementation("eager")
+    rows = ont.report(ont.prepare(model, SIMULATED)).departures
+    (row,) = [row for row in rows if row["where"] == "MixtralExperts"]
+    assert row["kind"] == "kernels" and "'eager'" in row["reason"] and "'grouped_mm'" in row["reason"]
+    with pytest.raises(StrictError, match="strict 'kernels'.*MixtralExperts"):
+        ont.prepare(ont.unprepare(model), NeuronConfig(nki="simulate", strict=("kernels",)))
 
 
 def test_strict_makes_them_errors_and_leaves_no_layer_exchanged(llama):
