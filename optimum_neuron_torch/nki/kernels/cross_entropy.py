@@ -4,10 +4,9 @@ Shape legend: T rows, V vocabulary, P partitions, C entries of a section.
 
 The vocabulary comes in sections. Forward, each is read once: a running maximum and a running sum of exponentials take
 it in. The label's logit is gathered from HBM. Backward, a section is read and its gradient written, with the softmax
-from the log-sum-exp of the forward pass.
+from the maximum and the sum of the forward pass: their log-sum-exp would be rounded to the digits of the maximum.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +22,13 @@ from .rows import PARTITIONS, Rows, in_stages, itemsize, sections
 TILE = 4096
 # Entries of which the softmax is in PSUM: float32 of them takes a quarter of it.
 SECTION = 1024
-LOWEST = -3.0e38
+LOWEST = -3.4028235e38  # float32's
 
 
 @nki.jit
 def cross_entropy_kernel(logits_TV, labels_T, label_smoothing=0.0, softcap=None):
-    """`(loss_T, logsumexp_T)`, float32: minus the log of the label's share of the softmax of each row.
+    """`(loss_T, totals_T2)`, float32: minus the log of the label's share of the softmax of each row; minus the largest
+    logit, and the sum of exp(logit - largest).
 
     Args:
         logits_TV: float32, bfloat16 or float16; any V below 2^24, and T * V below 2^31.
@@ -36,11 +36,12 @@ def cross_entropy_kernel(logits_TV, labels_T, label_smoothing=0.0, softcap=None)
         label_smoothing: in [0, 1), the share of the label's weight that all entries have together.
         softcap: logits become softcap * tanh(logits / softcap) first.
 
-    All in float32; `logsumexp` is of what the softcap gives. A logit may be -inf, but one of each row is above -3e38.
-    Runs on NeuronCore-v3 and later, each core taking a part of the rows.
+    All in float32; totals are of what the softcap gives. A logit may be -inf, but not all of a row. Runs on
+    NeuronCore-v3 and later, each core taking a part of the rows.
     """
     rows, vocabulary = logits_TV.shape
-    loss_T, logsumexp_T = (nl.ndarray((rows,), dtype=nl.float32, buffer=nl.shared_hbm) for _ in range(2))
+    loss_T = nl.ndarray((rows,), dtype=nl.float32, buffer=nl.shared_hbm)
+    totals_T2 = nl.ndarray((rows, 2), dtype=nl.float32, buffer=nl.shared_hbm)
 
     def work():
         for part in _parts(rows):
@@ -67,22 +68,20 @@ def cross_entropy_kernel(logits_TV, labels_T, label_smoothing=0.0, softcap=None)
     def finish(state):
         running, is_last = state
         if is_last:
-            logsumexp_P1 = running.logsumexp()
-            label_P1 = _capped(running.label_P1, softcap)
-            loss_P1 = _loss(logsumexp_P1, label_P1, running.total_P1, label_smoothing, vocabulary)
+            loss_P1 = running.loss(_capped(running.label_P1, softcap), label_smoothing, vocabulary)
             nisa.dma_copy(dst=_of_rows(loss_T, running.part), src=loss_P1)
-            nisa.dma_copy(dst=_of_rows(logsumexp_T, running.part), src=logsumexp_P1)
+            nisa.dma_copy(dst=_view(totals_T2, running.part, slice(0, 2)), src=running.totals())
 
     in_stages(work(), (load, compare, add, finish), TILE * (4 if softcap else itemsize(logits_TV.dtype)))
-    return loss_T, logsumexp_T
+    return loss_T, totals_T2
 
 
 @nki.jit
-def cross_entropy_backward_kernel(grad_T, logits_TV, labels_T, logsumexp_T, label_smoothing=0.0, softcap=None):
+def cross_entropy_backward_kernel(grad_T, logits_TV, labels_T, totals_T2, label_smoothing=0.0, softcap=None):
     """The gradient of the logits, (T, V) in their dtype.
 
     Args:
-        grad_T: float32, of each row's loss. logsumexp_T: of the forward pass.
+        grad_T: float32, of each row's loss. totals_T2: of the forward pass.
 
     Other arguments and limits as in `cross_entropy_kernel`.
     """
@@ -93,7 +92,7 @@ def cross_entropy_backward_kernel(grad_T, logits_TV, labels_T, logsumexp_T, labe
 
     def work():
         for part in _parts(rows):
-            row = _Row.of(part, grad_T, labels_T, logsumexp_T, label_smoothing, vocabulary, softcap)
+            row = _Row.of(part, grad_T, labels_T, totals_T2, label_smoothing, vocabulary, softcap)
             for section in sections(vocabulary, TILE):
                 yield part, row, section
 
@@ -102,8 +101,15 @@ def cross_entropy_backward_kernel(grad_T, logits_TV, labels_T, logsumexp_T, labe
 
     def store(state):
         part, row, section, x_PC = state
-        for columns in sections(x_PC.shape[1], SECTION):
-            row.differentiate(x_PC[:, columns], section.start + columns.start, positions_PC)
+        waiting = None
+        for columns in [*sections(x_PC.shape[1], SECTION), None]:
+            # The Scalar Engine has the next section's exponentials to do while the Vector Engine has this one.
+            before, waiting = waiting, None
+            if columns is not None:
+                part_PC = x_PC[:, columns]
+                waiting = part_PC, *row.differences(part_PC, section.start + columns.start, positions_PC)
+            if before is not None:
+                row.scale(*before)
         nisa.dma_copy(dst=_view(grad_TV, part, section), src=x_PC)
 
     in_stages(work(), (load, store), TILE * itemsize(logits_TV.dtype))
@@ -172,7 +178,8 @@ def _capped(x: Any, softcap: float | None) -> Any:
 
 @dataclass
 class _Running:
-    """What has been seen of some rows, (P, 1) float32: minus the maximum, the sum of exp(x - maximum), and of x.
+    """What has been seen of some rows, (P, 1) float32: minus the maximum, the sum of exp(x - maximum), and that of
+    x - first, with minus the maximum of the first section, which is near to the others.
 
     Sums of x are None where they are not asked for. The maximum is a new tensor each time, as it runs ahead.
     """
@@ -182,6 +189,7 @@ class _Running:
     sum_P1: Any
     total_P1: Any
     label_P1: Any = None
+    first_P1: Any = None
 
     @classmethod
     def of(cls, part: Rows, needs_total: bool) -> "_Running":
@@ -205,6 +213,8 @@ class _Running:
         nisa.tensor_reduce(dst=largest_P1, op=nl.maximum, data=x_PC, axis=1, negate=True)
         before_P1, self.negative_P1 = self.negative_P1, after_P1
         nisa.tensor_tensor(dst=after_P1, data1=before_P1, data2=largest_P1, op=nl.minimum)
+        if self.first_P1 is None:
+            self.first_P1 = after_P1
         return before_P1, after_P1
 
     def add(self, x_PC: Any, before_P1: Any, after_P1: Any) -> None:
@@ -216,13 +226,35 @@ class _Running:
             dst=self.sum_P1, data=self.sum_P1, op0=nl.multiply, operand0=factor_P1, op1=nl.add, operand1=added_P1
         )
         if self.total_P1 is not None:
-            nisa.tensor_tensor(dst=self.total_P1, data1=self.total_P1, data2=_sum(x_PC, nl.copy), op=nl.add)
+            nisa.tensor_tensor(
+                dst=self.total_P1, data1=self.total_P1, data2=_sum(x_PC, nl.copy, self.first_P1), op=nl.add
+            )
 
-    def logsumexp(self) -> Any:
-        result = nl.ndarray(self.sum_P1.shape, dtype=nl.float32)
-        nisa.activation(dst=result, op=nl.log, data=self.sum_P1)
-        nisa.tensor_tensor(dst=result, data1=result, data2=self.negative_P1, op=nl.subtract)
-        return result
+    def totals(self) -> Any:
+        """(P, 2): minus the maximum, and the sum."""
+        totals_P2 = nl.ndarray((self.sum_P1.shape[0], 2), dtype=nl.float32)
+        for column, number_P1 in enumerate((self.negative_P1, self.sum_P1)):
+            nisa.tensor_copy(dst=totals_P2[:, column : column + 1], src=number_P1)
+        return totals_P2
+
+    def loss(self, label_P1: Any, smoothing: float, vocabulary: int) -> Any:
+        """log(sum) - (1 - smoothing) * (label - maximum) - smoothing * (mean - maximum).
+
+        The maximum is taken off first, which rounds nothing, as in PyTorch.
+        """
+        loss_P1, below_P1 = (nl.ndarray(label_P1.shape, dtype=nl.float32) for _ in range(2))
+        nisa.activation(dst=loss_P1, op=nl.log, data=self.sum_P1)
+        nisa.tensor_tensor(dst=below_P1, data1=label_P1, data2=self.negative_P1, op=nl.add)
+        terms = [(below_P1, smoothing - 1.0)]
+        if self.total_P1 is not None:
+            first_P1 = nl.ndarray(label_P1.shape, dtype=nl.float32)
+            nisa.tensor_tensor(dst=first_P1, data1=self.negative_P1, data2=self.first_P1, op=nl.subtract)
+            terms += [(first_P1, -smoothing), (self.total_P1, -smoothing / vocabulary)]
+        for data, factor in terms:
+            nisa.scalar_tensor_tensor(
+                dst=loss_P1, data=data, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=loss_P1
+            )
+        return loss_P1
 
 
 def _sum(x_PC: Any, op: Any, bias_P1: Any = None) -> Any:
@@ -240,68 +272,66 @@ def _sum(x_PC: Any, op: Any, bias_P1: Any = None) -> Any:
     return sum_P1
 
 
-def _loss(logsumexp_P1: Any, label_P1: Any, total_P1: Any, smoothing: float, vocabulary: int) -> Any:
-    """logsumexp - (1 - smoothing) * label - smoothing * mean."""
-    loss = nl.ndarray(logsumexp_P1.shape, dtype=nl.float32)
-    terms = [(label_P1, smoothing - 1.0)]
-    if total_P1 is not None:
-        terms.append((total_P1, -smoothing / vocabulary))
-    summand = logsumexp_P1
-    for data, factor in terms:
-        nisa.scalar_tensor_tensor(dst=loss, data=data, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=summand)
-        summand = loss
-    return loss
-
-
 @dataclass(frozen=True)
 class _Row:
     """What the gradient of each row needs, (P, 1) float32.
 
-    The gradient is -(1 - smoothing) * grad * (is_label - exp(x - shift) + share): with the shift, the log-sum-exp and
-    log(1 - smoothing), one comparison and one multiplication do.
+    The gradient is -grad / sum * (is_label * weight + share - exp(x - maximum)): weight and share are those of the
+    label and of all entries, times the sum.
     """
 
     label_P1: Any
-    shift_P1: Any
+    negative_P1: Any
+    weight_P1: Any
+    share_P1: Any
     factor_P1: Any
-    share: float
     softcap: float | None
 
     @classmethod
-    def of(cls, part, grad_T, labels_T, logsumexp_T, smoothing: float, vocabulary: int, softcap) -> "_Row":
-        label, shift, factor = (_loaded_numbers(vector, part) for vector in (labels_T, logsumexp_T, grad_T))
-        nisa.tensor_scalar(
-            dst=shift, data=shift, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=-math.log(1.0 - smoothing)
+    def of(cls, part, grad_T, labels_T, totals_T2, smoothing: float, vocabulary: int, softcap) -> "_Row":
+        label, factor = (_loaded_numbers(vector, part) for vector in (labels_T, grad_T))
+        totals_P2 = _loaded(totals_T2, part, slice(0, 2))
+        negative, total = totals_P2[:, 0:1], totals_P2[:, 1:2]
+        weight, share, reciprocal = (nl.ndarray(label.shape, dtype=nl.float32) for _ in range(3))
+        nisa.tensor_scalar(dst=weight, data=total, op0=nl.multiply, operand0=1.0 - smoothing)
+        nisa.tensor_scalar(dst=share, data=total, op0=nl.multiply, operand0=smoothing / vocabulary)
+        nisa.reciprocal(dst=reciprocal, data=total)
+        nisa.scalar_tensor_tensor(
+            dst=factor, data=factor, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=reciprocal
         )
-        nisa.tensor_scalar(dst=factor, data=factor, op0=nl.multiply, operand0=smoothing - 1.0)
-        return cls(label, shift, factor, smoothing / ((1.0 - smoothing) * vocabulary), softcap)
+        return cls(label, negative, weight, share, factor, softcap)
 
-    def differentiate(self, x_PC: Any, start: int, positions_PC: Any) -> None:
-        """The entries from `start` on become their gradients."""
+    def differences(self, x_PC: Any, start: int, positions_PC: Any) -> tuple[Any, Any]:
+        """Of the entries from `start` on: what is in the brackets above, and what the softcap gives."""
         partitions, size = x_PC.shape
         capped_PC = _capped(x_PC, self.softcap)
-        softmax_PC = nl.ndarray(x_PC.shape, dtype=nl.float32, buffer=nl.psum)
-        nisa.activation(dst=softmax_PC, op=nl.exp, data=capped_PC, bias=self.shift_P1)
+        exponential_PC = nl.ndarray(x_PC.shape, dtype=nl.float32, buffer=nl.psum)
+        nisa.activation(dst=exponential_PC, op=nl.exp, data=capped_PC, bias=self.negative_P1)
         label_P1 = nl.ndarray((partitions, 1), dtype=nl.float32)
         nisa.tensor_scalar(dst=label_P1, data=self.label_P1, op0=nl.subtract, operand0=float(start))
-        difference_PC = nl.ndarray(x_PC.shape, dtype=nl.float32)
-        nisa.scalar_tensor_tensor(
-            dst=difference_PC,
+        weights_PC, difference_PC = (nl.ndarray(x_PC.shape, dtype=nl.float32) for _ in range(2))
+        nisa.tensor_scalar(
+            dst=weights_PC,
             data=positions_PC[:partitions, :size],
             op0=nl.equal,
             operand0=label_P1,
-            op1=nl.subtract,
-            operand1=softmax_PC,
-        )
-        result_PC = x_PC if self.softcap is None else difference_PC
-        nisa.tensor_scalar(
-            dst=result_PC,
-            data=difference_PC,
-            op0=nl.add,
-            operand0=self.share,
             op1=nl.multiply,
-            operand1=self.factor_P1,
+            operand1=self.weight_P1,
         )
+        nisa.scalar_tensor_tensor(
+            dst=difference_PC,
+            data=weights_PC,
+            op0=nl.add,
+            operand0=self.share_P1,
+            op1=nl.subtract,
+            operand1=exponential_PC,
+        )
+        return difference_PC, capped_PC
+
+    def scale(self, x_PC: Any, difference_PC: Any, capped_PC: Any) -> None:
+        """Entries become their gradients; by the Scalar Engine, as the Vector Engine has as much to do."""
+        result_PC = x_PC if self.softcap is None else difference_PC
+        nisa.activation(dst=result_PC, op=nl.copy, data=difference_PC, scale=self.factor_P1)
         if self.softcap is not None:
             _multiply_by_slope(x_PC, capped_PC, difference_PC, self.softcap)
 

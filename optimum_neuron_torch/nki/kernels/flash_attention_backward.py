@@ -97,7 +97,7 @@ def flash_attention_backward_kernel(
         grad_bias_BHQK, float32, of every batch row and head; with sinks grad_sinks_BH, float32, of every batch row.
 
     Products are of the inputs' dtype with sums in float32; probabilities and their gradients are rounded to it before
-    they are multiplied. A query that sees no key adds nothing anywhere. The logsumexp is a float32: where a bias lifts
+    they are multiplied. A query that sees no key adds nothing anywhere. The logsumexp is a float32: where logits lift
     it to 1e5, probabilities are good to about 1%.
     """
     problem = Problem(

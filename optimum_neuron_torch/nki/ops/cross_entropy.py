@@ -132,11 +132,11 @@ cross_entropy_torch.register_autograd(_gradients_by_torch, setup_context=_save_f
 # ---- computed by kernels --------------------------------------------------------------------------------------------
 
 
-def _empty_loss_and_logsumexp(logits, labels, *options):
-    return _empty_loss(logits, labels, *options), logits.new_empty(labels.shape, dtype=torch.float32)
+def _empty_loss_and_totals(logits, labels, *options):
+    return _empty_loss(logits, labels, *options), logits.new_empty((*labels.shape, 2), dtype=torch.float32)
 
 
-@kernel_op("cross_entropy_kernel", _empty_loss_and_logsumexp)
+@kernel_op("cross_entropy_kernel", _empty_loss_and_totals)
 def cross_entropy_kernel(
     logits: torch.Tensor,
     labels: torch.Tensor,
@@ -145,20 +145,20 @@ def cross_entropy_kernel(
     softcap: float | None,
     reduction: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cross_entropy_torch` by a kernel, and the log-sum-exp (T,) of the logits.
+    """`cross_entropy_torch` by a kernel; and (T, 2), minus the largest logit and the sum of exp(logit - largest).
 
     A label that is neither an entry of the vocabulary nor ignored gives NaN, and such gradients.
     """
     from ..kernels.cross_entropy import cross_entropy_kernel as kernel
 
     vocabulary = logits.shape[1]
-    loss, logsumexp = launch(kernel, logits.contiguous(), _entries(labels, vocabulary), label_smoothing, softcap)
+    loss, totals = launch(kernel, logits.contiguous(), _entries(labels, vocabulary), label_smoothing, softcap)
     loss = _of_entries(loss, labels, vocabulary)
     is_seen = labels != ignore_index
     loss = torch.where(is_seen, loss, torch.zeros_like(loss))
     if reduction == "none":
-        return loss, logsumexp
-    return loss.sum() / is_seen.sum() if reduction == "mean" else loss.sum(), logsumexp
+        return loss, totals
+    return loss.sum() / is_seen.sum() if reduction == "mean" else loss.sum(), totals
 
 
 @kernel_op("cross_entropy_backward_kernel", _empty_gradient)
@@ -166,20 +166,20 @@ def cross_entropy_backward_kernel(
     grad: torch.Tensor,
     logits: torch.Tensor,
     labels: torch.Tensor,
-    logsumexp: torch.Tensor,
+    totals: torch.Tensor,
     ignore_index: int,
     label_smoothing: float,
     softcap: float | None,
     reduction: str,
 ) -> torch.Tensor:
-    """`cross_entropy_backward_torch` by a kernel, from the log-sum-exp of the forward pass."""
+    """`cross_entropy_backward_torch` by a kernel, from the totals of the forward pass."""
     from ..kernels.cross_entropy import cross_entropy_backward_kernel as kernel
 
     vocabulary = logits.shape[1]
     grad_T = _of_entries(grad.expand(labels.shape), labels, vocabulary)
     grad_T = _row_gradients(grad_T, labels, ignore_index, reduction).contiguous()
     entries = _entries(labels, vocabulary)
-    return launch(kernel, grad_T, logits.contiguous(), entries, logsumexp, label_smoothing, softcap)
+    return launch(kernel, grad_T, logits.contiguous(), entries, totals, label_smoothing, softcap)
 
 
 def _entries(labels: torch.Tensor, vocabulary: int) -> torch.Tensor:

@@ -31,13 +31,13 @@ def check(logits, labels, machine=("trn2", 1), label_smoothing=0.0, softcap=None
     expected = F.cross_entropy(capped, labels.long(), reduction="none", label_smoothing=label_smoothing)
     expected.backward(grad.double())
     options = (label_smoothing, softcap)
-    loss, logsumexp = run(kernels()[0], logits, labels, *options, machine=machine)
-    assert loss.dtype == logsumexp.dtype == torch.float32
+    loss, totals = run(kernels()[0], logits, labels, *options, machine=machine)
+    assert loss.dtype == totals.dtype == torch.float32
     # float32 of everything but what comes in
     largest = logits.double().abs().max().clamp(min=1.0)
     assert (loss.double() - expected.detach()).abs().max() <= 2e-6 * largest
-    assert relative_error(logsumexp, capped.detach().logsumexp(-1)) <= 1e-5
-    (gradient,) = run(kernels()[1], grad, logits, labels, logsumexp, *options, machine=machine)
+    assert relative_error(totals[:, 1].log() - totals[:, 0], capped.detach().logsumexp(-1)) <= 1e-5
+    (gradient,) = run(kernels()[1], grad, logits, labels, totals, *options, machine=machine)
     assert gradient.dtype == logits.dtype
     assert (gradient.double() - double.grad).abs().max() <= TOLERANCES[logits.dtype] * grad.abs().max()
 
@@ -67,8 +67,25 @@ def test_entries_that_have_no_share():
     logits[1, :2990] = -torch.inf
     labels = torch.tensor([60, 2995, 2999, 1000], dtype=torch.int32)
     expected = F.cross_entropy(logits, labels.long(), reduction="none")
-    loss, logsumexp = run(kernels()[0], logits, labels)
+    loss, totals = run(kernels()[0], logits, labels)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
-    (gradient,) = run(kernels()[1], torch.ones(4), logits, labels, logsumexp)
+    (gradient,) = run(kernels()[1], torch.ones(4), logits, labels, totals)
     wanted = logits.softmax(-1) - F.one_hot(labels.long(), 3000)
     torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("number", [1e4, -1e6, 1e30, torch.finfo(torch.float32).min])
+def test_a_number_that_all_logits_have_more_takes_no_digits(number, smoothing):
+    """Of a row of equal logits nothing else is left."""
+    steps = torch.arange(5000).remainder(5) if abs(number) < 1e9 else torch.zeros(5000)
+    logits, labels = (steps + number).expand(3, -1).contiguous(), torch.tensor([0, 4099, 4999], dtype=torch.int32)
+    double = logits.double().requires_grad_()
+    expected = F.cross_entropy(double, labels.long(), reduction="none", label_smoothing=smoothing)
+    expected.sum().backward()
+    loss, totals = run(kernels()[0], logits, labels, smoothing)
+    assert relative_error(loss, expected.detach()) <= 1e-6
+    (gradient,) = run(kernels()[1], torch.ones(3), logits, labels, totals, smoothing)
+    for one, other in zip(gradient, double.grad, strict=True):
+        assert (one - other).abs().max() <= 1e-6
+        assert relative_error(one[other > 0], other[other > 0]) <= 1e-5
