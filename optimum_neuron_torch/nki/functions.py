@@ -117,6 +117,7 @@ def add_rms_norm(
     """
     if x.shape != residual.shape:
         raise ValueError(f"x has the shape {tuple(x.shape)}, and residual {tuple(residual.shape)}: expected the same")
+    _check_floating(x=x, residual=residual)
     _check_width(x, weight=weight)
     scales_in_float32 = offset != 0.0 if scales_in_float32 is None else scales_in_float32
     tell_refusal("add_rms_norm", rms_norm_ops.refusal(x, weight, eps, scales_in_float32, residual))

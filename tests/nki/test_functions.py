@@ -74,6 +74,7 @@ WRONG = {
     "logits_TV on cpu, labels_T on meta": lambda: nki.cross_entropy(
         QUERY[0, 0], torch.zeros(6, device="meta", dtype=torch.int64)
     ),
+    "x on cpu, residual on meta": lambda: nki.add_rms_norm(QUERY, QUERY.to("meta")),
     "softcap=0.0: expected": lambda: nki.cross_entropy(QUERY[0, 0], torch.zeros(6).long(), softcap=0.0),
 }
 
