@@ -136,7 +136,8 @@ def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.
     return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.halves.activation))
 
 
-def run_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
+# Called as the method whose place it takes: by that name a bound method is pickled, as in a stored graph.
+def _apply_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
     variant: Experts = getattr(layer, VARIANT)
     if not (runtime.is_neuron(gate_up) and kernels_run()):
         return type(layer)._apply_gate(layer, gate_up)
@@ -558,7 +559,7 @@ class KernelLayers:
             return f"it has a {method} of its own on this object"
         if isinstance(variant, Experts):
             # The package knows forwards alone, and this one does more than gate.
-            vars(layer).update({GATE: MethodType(run_gate, layer), VARIANT: variant})
+            vars(layer).update({GATE: MethodType(_apply_gate, layer), VARIANT: variant})
         elif not _kernelize(layer, variant):
             return "the condition under which its class takes kernels does not hold"
         if isinstance(variant, Rotary):

@@ -53,6 +53,7 @@ from optimum_neuron_torch.integrations.kernel_layers import (
     FusedMLP,
     GatedMLP,
     Halves,
+    KernelLayers,
     Norm,
     Rotary,
     recognise,
@@ -448,6 +449,17 @@ def test_pickled_models_have_their_own_forwards(llama):
         torch.testing.assert_close(loaded(ids()).logits, llama(ids()).logits)
     assert exchanged(ont.prepare(loaded, SIMULATED)).total() == 7
     assert exchanged(ont.unprepare(loaded)) == {}
+
+
+def test_pickled_experts_have_their_own_gates():
+    """As in the graphs that are stored, which else are made twice."""
+    layer = experts()
+    exchanged = KernelLayers(layer)
+    assert exchanged.exchange(layer, recognise(layer)[0]) is None
+    loaded = pickle.loads(pickle.dumps(layer))
+    gate_up = torch.randn(3, 96)
+    assert torch.equal(loaded._apply_gate(gate_up), layer._apply_gate(gate_up))
+    assert vars(loaded)["_apply_gate"].__self__ is loaded
 
 
 def test_on_the_cpu_layers_are_their_own(llama):
