@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,6 +52,17 @@ class Departure:
     reason: str
 
 
+class CountedCalls:
+    """A compiled function that counts its calls, each of which takes `paths` of attention."""
+
+    def __init__(self, function: Callable[..., Any], paths: Counter[str]) -> None:
+        self.function, self.paths, self.calls = function, paths, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.function(*args)
+
+
 class Ledger:
     """The records of one prepared object. Thread safe."""
 
@@ -62,7 +74,9 @@ class Ledger:
         self.strict = frozenset(strict)
         self.buckets: dict[tuple, BucketUse] = {}
         self.departures: Counter[Departure] = Counter()
+        # Paths of attention outside graphs; those in graphs follow from how often these are called.
         self.attention: Counter[str] = Counter()
+        self._counted: list[CountedCalls] = []
         self._lock = threading.Lock()
         _ledgers.add(self)
 
@@ -72,6 +86,20 @@ class Ledger:
         with self._lock:
             use = self.buckets.setdefault(key, BucketUse(function, dict(bucket)))
             use.calls, use.real, use.padded = use.calls + 1, use.real + real, use.padded + padded
+
+    def counting(self, compiled: CountedCalls) -> CountedCalls:
+        """Enter a compiled function, whose calls are counted from its first one on; returns it."""
+        with self._lock:
+            self._counted.append(compiled)
+        return compiled
+
+    def attention_paths(self) -> Counter[str]:
+        """How many calls of attention took each path, in graphs and outside."""
+        paths = Counter(self.attention)
+        for compiled in list(self._counted):
+            for path, calls in compiled.paths.items():
+                paths[path] += calls * compiled.calls
+        return paths
 
     def depart(self, kind: str, where: str, reason: str, *, warn: bool = True) -> None:
         """Record that the bucketed path was left; warns once per reason, raises StrictError where `kind` is strict.
@@ -192,7 +220,7 @@ def _make_report(name: str, ledgers: list[Ledger], records: list[dict[str, Any]]
     attention: Counter[str] = Counter()
     for ledger in ledgers:
         departures.update(ledger.departures)
-        attention.update(ledger.attention)
+        attention.update(ledger.attention_paths())
     return Report(
         name=name,
         emulated=runtime.is_emulated(),

@@ -13,7 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
@@ -38,7 +38,7 @@ MOST_VARIANTS = 4
 class Header:
     """What is known of a stored function without running anything of it: its name, the digests of the sources it was
     traced from, the names of the compiled programs of its graphs, how many threads it was made for, and what its code
-    noted while it was traced.
+    noted while it was traced; which paths its attention takes, and how often.
     """
 
     function: str
@@ -46,6 +46,7 @@ class Header:
     programs: tuple[str, ...] = ()
     threads: int = 1
     notes: tuple[str, ...] = ()
+    attention: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
 

@@ -16,11 +16,11 @@ import torch
 
 from .. import runtime
 from ..config import NeuronConfig
-from ..report import Ledger
+from ..report import CountedCalls, Ledger
 from .blocks import repeated_blocks
 from .keys import circumstances, process_state, signature
 from .manifest import GraphEntry, Manifest, bucket_of
-from .notes import noting
+from .notes import TracedPaths, counting, noting
 from .progress import compiling
 from .regions import Regions
 from .state import ModuleState
@@ -94,7 +94,7 @@ class Graphs:
         if self.config.compile is False:
             for module in modules:
                 self._state(module)
-            with noting() as notes:
+            with noting() as notes, counting(self.ledger.attention):
                 result = step(*args)
             self._depart(function, notes)
             return result
@@ -105,7 +105,8 @@ class Graphs:
             place = Place(function, bucket_of(key) or _sizes(args), next(iter(modules), None))
             try:
                 if blocks:
-                    return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
+                    with counting(self.ledger.attention):  # of what runs between the blocks
+                        return self._regions.run(blocks, function, step, args, partial(self._call_compiled, place))
                 return self._call_compiled(place, function, step, key, states, args)[1]
             except torch.OutOfMemoryError as error:
                 raise torch.OutOfMemoryError(f"{self.ledger.name}, {place.described()}: {error}") from error
@@ -133,13 +134,16 @@ class Graphs:
             return compiled, compiled(*args)
         started = time.perf_counter()
         bucket = place.described("" if name == place.function else name)
-        with compiling(f"{self.ledger.name}, {bucket}"), noting() as notes:
+        paths = TracedPaths()
+        with compiling(f"{self.ledger.name}, {bucket}"), noting() as notes, counting(paths):
             made = Maker(self.ledger.name, self.config.options, bucket).make(step, key, states, args)
-            result = made.call(*args)
+            compiled = CountedCalls(made.call, paths)
+            result = compiled(*args)
         self._depart(place.function, notes)
-        self._compiled[known] = made.call
+        # What has no attention in it is called as it is.
+        self._compiled[known] = compiled = self.ledger.counting(compiled) if paths else made.call
         self._note(made, place, time.perf_counter() - started)
-        return made.call, result
+        return compiled, result
 
     def _depart(self, function: str, notes: list[str]) -> None:
         """Enter what attention noted into the ledger. Raises StrictError where that is strict."""

@@ -14,7 +14,7 @@ from .. import runtime
 from . import aot
 from .artifacts import Artifact, ArtifactStore, Header
 from .keys import artifact_key, why_not_storable
-from .notes import note, noted
+from .notes import count_stored, counted, note, noted
 from .sources import digests
 
 
@@ -74,6 +74,7 @@ class Maker:
                 store.touch(artifact)
                 for text in artifact.header.notes:
                     note(text)
+                count_stored(artifact.header.attention)
                 return Made(call, artifact.path, is_loaded=True)
         return None
 
@@ -107,6 +108,7 @@ class Maker:
                 programs=tuple(r["program"] for r in runtime.graph_records()[known:] if r.get("program")),
                 threads=torch.get_num_threads(),
                 notes=noted(),
+                attention=counted(),
             )
             file = store.add(name, header, aot.dump(compiled))
         except OSError as error:

@@ -7,7 +7,7 @@ structure. What it found is kept beside the model's graphs.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,6 @@ SOURCE = 13
 
 def check(
     bucketed: BucketedGeneration,
-    recording: Callable[[], AbstractContextManager],
     *,
     plain_attention: str | None = None,
     trace: bool = False,
@@ -49,20 +48,17 @@ def check(
 
     It runs once for each model, and each version of what it runs. `plain_attention`: the attention of the plain side,
     where it is not the model's present one. `trace`: also whether the steps can be traced, which
-    takes seconds. Tells `bucketed` what it has to do without, and its ledger the paths of attention, which
-    `recording()` counts.
+    takes seconds. Tells `bucketed` what it has to do without.
     """
     manifest = Manifest(bucketed.model) if runtime.graph_directory() is not None else None
     key = _key(bucketed.model, plain_attention, trace)
     found = manifest.check(key) if manifest is not None else None
     if found is None:
         # Structure is what is checked: kernels would take their time on the host.
-        with recording() as paths, runtime.simulating(False):
+        with runtime.simulating(False):
             found = _find(bucketed, plain_attention, trace)
-        found["attention"] = dict(paths)
         if manifest is not None:
             manifest.checked(key, found)
-    bucketed.ledger.attention.update(found["attention"])
     for name, value in found["instead"].items():
         setattr(bucketed, name, value)
     if "pads_source" in found["instead"]:

@@ -41,7 +41,8 @@ def nki_attention_forward(
     if reason is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        _refused(reason)
+        if not kernels_run():  # where they do, PyTorch's function, exchanged for ours, says so
+            refused(reason)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, **kwargs,
@@ -54,21 +55,26 @@ def nki_attention_forward(
         # Keys behind the queries, of a store that is still empty: none is seen.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
-    ranges, bias, is_causal, path = what_is_seen(query, key, attention_mask, is_causal)
+    ranges, bias, is_causal, whole = what_is_seen(query, key, attention_mask, is_causal)
     if position_bias is not None:
         bias = _added(position_bias, bias)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     reason = ops.refusal(query, key, value, scale) if kernels_run() else None
     if reason is None:
-        record(path)
+        record_path(ops.computed_by(query, key, value, bias, s_aux, scale), whole)
     else:
-        _refused(reason)
+        refused(reason)
     output_BHQD = ops.attention(query, key, value, ranges, bias, s_aux, scale, softcap, is_causal)
     return output_BHQD.transpose(1, 2).contiguous(), None
 
 
-def _refused(reason: str) -> None:
-    """Tell whoever listens that no kernel takes a call."""
+def record_path(who: str, further: str = "") -> None:
+    """Count a call of the op: `who` computes it; `further` tells it from others."""
+    record(f"{NAME} ({who}), {further}" if further else f"{NAME} ({who})")
+
+
+def refused(reason: str) -> None:
+    """Count a call that no kernel takes, and tell whoever listens."""
     record(f"sdpa ({reason})")
     note(f"no kernel takes it ({reason}): PyTorch's attention does")
 
@@ -91,7 +97,7 @@ def refusal(dropout: float, softcap: float | None, sinks: torch.Tensor | None) -
 def what_is_seen(
     query: torch.Tensor, key: torch.Tensor, mask: Any, is_causal: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool, str]:
-    """`(ranges, bias, is_causal)` as the op takes them, and the path's name in reports.
+    """`(ranges, bias, is_causal)` as the op takes them, and in words for reports why a mask goes whole, or "".
 
     `is_causal` given: what the model is where it has no mask.
     """
@@ -102,18 +108,18 @@ def what_is_seen(
         mask = mask_of(mask, query.device)
     if mask is None:
         if not is_causal or queries == 1:
-            return None, None, False, NAME
+            return None, None, False, ""
         if queries == keys:
-            return None, None, True, NAME
-        return None, _causal_mask(queries, keys, query.device), False, NAME
+            return None, None, True, ""
+        return None, _causal_mask(queries, keys, query.device), False, ""
     seen = seen_in(mask)
     if seen.unknown is None and mask.shape[-2:] == (queries, keys):
         if seen.ranges_B1Q2 is None or kernels_run():
-            return seen.ranges_B1Q2, seen.padding_B11K, seen.is_causal, NAME
+            return seen.ranges_B1Q2, seen.padding_B11K, seen.is_causal, ""
         # Torch attends with a mask, and the one that all layers share is at hand.
-        return None, mask, False, NAME
+        return None, mask, False, ""
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
-    return None, mask, False, f"{NAME}, whole mask ({seen.unknown or 'for other keys'})"
+    return None, mask, False, f"whole mask ({seen.unknown or 'for other keys'})"
 
 
 def _added(position_bias: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -20,6 +20,7 @@ from .. import runtime
 from ..buckets.flat import Form, NotFlatError, flatten, rebuild
 from ..buckets.graphs import Graphs
 from ..buckets.modes import autocast_dtype, outside_inference_mode
+from ..buckets.notes import counting
 from ..buckets.shell import borrowed, shell_of
 from ..config import DEVICE_STRICT_KINDS, NeuronConfig
 from ..report import Ledger
@@ -129,7 +130,8 @@ class ExactCalls:
         self.ledger.depart("stock_path", method, reason)
         device = device_of(self.module)
         home = next((value.device for value in arguments.values() if isinstance(value, torch.Tensor)), device)
-        return moved(stock(**moved(arguments, device)), home)
+        with counting(self.ledger.attention):
+            return moved(stock(**moved(arguments, device)), home)
 
     def _key(self, spec: CallSpec, tensors: list[torch.Tensor], device: torch.device) -> tuple:
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)

@@ -14,8 +14,9 @@ import torch
 
 from .. import runtime
 from ..nki.masks import SEEN, Seen, nki_mask, seen_in_values, with_known
+from ..nki.modes import kernels_run
 from ..nki.ops import attention as ops
-from .attention import nki_attention_forward, what_is_seen
+from .attention import nki_attention_forward, record_path, refused, what_is_seen
 
 
 FUNCTION = "flex_attention"
@@ -45,9 +46,16 @@ def on_neuron(stock: Callable[..., Any]) -> Callable[..., Any]:
             )  # fmt: skip
         check(query, key, enable_gqa, score_mod, return_lse or return_aux is not None)
         mask = None if block_mask is None else mask_of(block_mask, query.device)
-        ranges, bias, is_causal, _ = what_is_seen(query, key, mask, False)
+        ranges, bias, is_causal, whole = what_is_seen(query, key, mask, False)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
+        reason = ops.refusal(query, key, value, scale) if kernels_run() else None
+        if reason is None:
+            record_path(
+                ops.computed_by(query, key, value, bias, None, scale), f"{FUNCTION}, {whole}" if whole else FUNCTION
+            )
+        else:
+            refused(reason)
         return ops.attention(query, key, value, ranges, bias, None, scale, None, is_causal)
 
     return flex_attention

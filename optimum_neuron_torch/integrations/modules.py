@@ -21,11 +21,11 @@ from .. import runtime
 from ..buckets.graphs import Graphs
 from ..buckets.inputs import TOKENS
 from ..buckets.module import BucketedModule, ExactShapesError, NoGraphError
+from ..buckets.notes import counting
 from ..buckets.probing import POSITIONAL
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
 from ..nki.modes import check_simulator, kernels_run
-from ..nki.paths import recording
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .attention_check import AttentionCheck
@@ -95,7 +95,6 @@ class LazyGeneration:
             prepared = prepared_of(self._model)
             self.reason = check(
                 bucketed,
-                recording,
                 plain_attention=None if prepared is None else prepared.attention.previous,
                 trace=self._config.verify == "raise",
             )
@@ -256,7 +255,10 @@ def _forward_hook(module: torch.nn.Module, prepared: Prepared) -> Callable:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_active(module):
-            return stock(*args, **kwargs)
+            if torch.compiler.is_dynamo_compiling():
+                return stock(*args, **kwargs)
+            with counting(prepared.ledger.attention):
+                return stock(*args, **kwargs)
         by_name = not args and required <= kwargs.keys() <= named
         arguments = dict(kwargs) if by_name else _bound(signature, args, kwargs)
         if arguments is None or _has_fakes(arguments):
@@ -336,7 +338,7 @@ def _bucketed_forward(module: torch.nn.Module, prepared: Prepared, stock: Callab
     cache = arguments.get("cache")
     if prepared.generation is not None and (cache is not None or _wants_cache(module, arguments)):
         answer = _cached_forward(module, prepared, stock, arguments, cache)
-        return _call_stock(module, stock, arguments) if answer is None else answer
+        return _call_stock(module, prepared, stock, arguments) if answer is None else answer
     return _uncached_forward(module, prepared, stock, arguments)
 
 
@@ -349,7 +351,7 @@ def _uncached_forward(module: torch.nn.Module, prepared: Prepared, stock: Callab
         return _exact_forward(module, prepared, stock, arguments)
     except NoGraphError as error:
         prepared.ledger.depart("stock_path", "forward()", str(error))
-    return _call_stock(module, stock, arguments)
+    return _call_stock(module, prepared, stock, arguments)
 
 
 def _encode(module: torch.nn.Module, prepared: Prepared, arguments: dict[str, Any]) -> Any:
@@ -377,17 +379,18 @@ def _exact_forward(module: torch.nn.Module, prepared: Prepared, stock: Callable,
             return prepared.module.exact(arguments)
         except ExactShapesError as error:
             prepared.ledger.depart("stock_path", "forward()", str(error))
-    return _call_stock(module, stock, arguments)
+    return _call_stock(module, prepared, stock, arguments)
 
 
-def _call_stock(module: torch.nn.Module, stock: Callable, arguments: dict[str, Any]) -> Any:
+def _call_stock(module: torch.nn.Module, prepared: Prepared, stock: Callable, arguments: dict[str, Any]) -> Any:
     """The module's own forward, with host tensors moved to its device: bucketed calls take them from either."""
     device = next(module.parameters()).device
     moved = {
         name: pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
         for name, value in arguments.items()
     }
-    return stock(*moved.pop(POSITIONAL, ()), **moved)
+    with counting(prepared.ledger.attention):
+        return stock(*moved.pop(POSITIONAL, ()), **moved)
 
 
 def _wants_cache(module: torch.nn.Module, arguments: dict[str, Any]) -> bool:

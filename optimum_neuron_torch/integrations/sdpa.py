@@ -18,14 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import runtime
-from ..buckets.notes import note
 from ..nki.modes import kernels_run
 from ..nki.ops import attention as attention_ops
-from ..nki.paths import record
+from .attention import record_path, refused
 
 
 FUNCTION = "scaled_dot_product_attention"
-PATH = f"nki ({FUNCTION})"
 
 # What other subclasses of a tensor make of attention is their own affair.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -52,11 +50,10 @@ def by_kernels(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
                 tensors = _four_dimensions(*_as_autocast(query, key, value, attn_mask), is_causal)
                 reason = attention_ops.refusal(*tensors[:3], 1.0 if scale is None else scale)
             if reason is None:
-                record(PATH)
+                record_path(attention_ops.computed_by(*tensors), FUNCTION)
                 scale = query.shape[-1] ** -0.5 if scale is None else scale
                 return _attend(*tensors, scale, is_causal).reshape(*query.shape[:-1], value.shape[-1])
-            record(f"sdpa ({reason})")
-            note(f"no kernel takes it ({reason}): PyTorch's attention does")
+            refused(reason)
         return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     scaled_dot_product_attention.__doc__ = stock.__doc__

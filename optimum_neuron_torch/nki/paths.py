@@ -1,5 +1,5 @@
-"""Which path calls take: of models' eager attention, noted while somebody records; of people's own calls, where no
-kernel takes one.
+"""Which path calls take: of models' attention, counted for reports; of people's own calls, where no kernel takes
+one.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..buckets.notes import ledger_outside_graphs
+from ..buckets.notes import count, ledger_outside_graphs
 from .modes import kernels_run
 
 
@@ -28,7 +28,8 @@ def recording() -> Iterator[Counter]:
 
 
 def record(path: str) -> None:
-    """Note one call."""
+    """Count one call: in a graph, for each call of that."""
+    count(path)
     if not torch.compiler.is_dynamo_compiling():
         for recorder in _recorders:
             recorder[path] += 1

@@ -85,7 +85,7 @@ def test_families(tmp_path, ids, mask, family):
     arguments = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
     assert torch.equal(generate(model, ids, mask, **arguments), generate(plain, ids, mask, **arguments))
     report = ont.report(model)
-    assert report.departures == [] and report.attention["nki"] > 0
+    assert report.departures == [] and report.attention.keys() == {"nki (torch)"}
     assert [use.function for use in report.buckets] == ["decode", "prefill"]
 
 

@@ -35,6 +35,7 @@ PROGRAM = textwrap.dedent(
         "equal": torch.equal(found.cpu(), expected),
         "kernels": collections.Counter(run.kernel for run in runs),
         "cores": sorted({run.lnc for run in runs}),
+        "attention": report.attention,
         "graphs": report.graphs,
         "cached": report.cached,
         "lowering": report.lowering,
@@ -63,9 +64,10 @@ def test_generation_with_kernels(tiny_llama, tmp_path):
         assert found["equal"] and found["lowering"] == {"checked": 2}
         assert (found["eager"], found["breaks"], found["departures"]) == (0, [], [])
     # Two layers: a prefill, and three steps behind it.
-    assert plain["kernels"] == {}
+    assert plain["kernels"] == {} and plain["attention"] == {"nki (torch)": 8}
     for found in (first, second):
         assert found["kernels"]["flash_attention_kernel"] == 2 and found["kernels"]["decode_attention_kernel"] == 6
+        assert found["attention"] == {"nki (flash kernel)": 2, "nki (decode kernel)": 6}
     # Graphs with kernels are others than those without, and are kept as these are.
     assert [(found["graphs"], found["cached"]) for found in (plain, first, second)] == [(2, 0), (2, 0), (0, 2)]
 

@@ -22,6 +22,8 @@ MAX_DECODE_QUERIES = 8
 ABSORBING_BIAS = 1e9
 # PyTorch's own: the function of that name may be exchanged for one that comes here.
 STOCK_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+# Who computes a call, as reports name it.
+FLASH_KERNEL, DECODE_KERNEL, TORCH = "flash kernel", "decode kernel", "torch"
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -42,11 +44,26 @@ def attention(
     kernels leave out what that hides.
     """
     options = (ranges_B1Q2, bias, sinks_H, scale, softcap, is_causal)
-    if not kernels_run() or refusal(query_BHQD, key_BGKD, value_BGKE, scale) is not None:
+    who = computed_by(query_BHQD, key_BGKD, value_BGKE, bias, sinks_H, scale)
+    if who == TORCH:
         return attention_torch(query_BHQD, key_BGKD, value_BGKE, *options)
-    if _is_decode(query_BHQD, key_BGKD, value_BGKE, bias, sinks_H):
+    if who == DECODE_KERNEL:
         return decode_attention_kernel(query_BHQD, key_BGKD, value_BGKE, *options[:-1])
     return attention_kernel(query_BHQD, key_BGKD, value_BGKE, *options)[0]
+
+
+def computed_by(
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    scale: float = 1.0,
+) -> str:
+    """Who computes a call of `attention`: FLASH_KERNEL, DECODE_KERNEL or TORCH."""
+    if not kernels_run() or refusal(query_BHQD, key_BGKD, value_BGKE, scale) is not None:
+        return TORCH
+    return DECODE_KERNEL if _is_decode(query_BHQD, key_BGKD, value_BGKE, bias, sinks_H) else FLASH_KERNEL
 
 
 def refusal(
