@@ -5,6 +5,7 @@
 #   TORCH             the requirement of torch, installed before all else
 #   TORCH_INDEX_URL   package index for that one step (PyTorch's install selector names one with CPU builds)
 #   ARGS              further arguments of the target's program, e.g. make test ARGS="-k buckets -x"
+#   JOBS              make test: processes that share the test files; one for each core, up to 4, unless told
 #   DIFFUSERS, TRANSFORMERS   make conformance: checkouts of the two libraries
 #   NKI_LIBRARY       make conformance-nki: a checkout of aws-neuron/nki-library
 #   CONFORMANCE_PYTHON        make conformance: an interpreter to use as it is, e.g. of an environment with the native package
@@ -13,6 +14,7 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3,$(if $(shell $(python)
 TORCH ?= torch==2.13.0
 TORCH_INDEX_URL ?=
 ARGS ?=
+JOBS ?= logical --maxprocesses 4
 DIFFUSERS ?=
 TRANSFORMERS ?=
 CONFORMANCE_PYTHON ?=
@@ -58,7 +60,7 @@ demo: setup
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)

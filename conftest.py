@@ -1,7 +1,9 @@
 """Settings of the whole test run, unit and model tests: no hub, one thread, and a compile cache of its own."""
 
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,3 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="optimum-neuron-test-cache-")
     os.environ["OPTIMUM_NEURON_CACHE"] = folder.name
     config.add_cleanup(folder.cleanup)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def not_warm() -> Iterator[None]:
+    """Where one file warmed a model up, graphs of the next are no errors under strict "recompile": files are run in
+    any order.
+    """
+    yield
+    mark_warm = getattr(sys.modules.get("torch_neuronx.metrics"), "mark_warm", None)
+    if mark_warm is not None:
+        mark_warm(False)
