@@ -145,6 +145,18 @@ def kernels_run() -> bool:
 around_simulation: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
+# What does the same, from then on, where their user compiles such code himself.
+before_tracing: list[Callable[[], None]] = []
+
+
+def _prepare_tracing() -> None:
+    for prepare in before_tracing:
+        prepare()
+
+
+_prepare_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run once, while tracing
+
+
 @contextlib.contextmanager
 def simulating(is_on: bool = True) -> Iterator[None]:
     """Within the block, and in this thread, NKI ops launch their kernels in the NKI simulator (or, off, do not)."""
@@ -152,9 +164,12 @@ def simulating(is_on: bool = True) -> Iterator[None]:
 
     before = getattr(_kernels, "simulating", False)
     with contextlib.ExitStack() as stack:
-        # A block that is traced ends when tracing does: a guard on what its contexts change would fail ever after.
-        for context in around_simulation if is_on and not torch.compiler.is_dynamo_compiling() else ():
-            stack.enter_context(context())
+        if is_on and torch.compiler.is_dynamo_compiling():
+            # A block that is traced ends when tracing does: a guard on what its contexts change would fail ever after.
+            _prepare_tracing()
+        elif is_on:
+            for context in around_simulation:
+                stack.enter_context(context())
         _kernels.simulating = is_on
         try:
             yield

@@ -278,12 +278,16 @@ def _with_weights(module: torch.nn.Module, prepared: Prepared, arguments: dict[s
     """The model's own attention where a call asks for attention weights, which ours does not keep."""
     wanted = arguments.get("output_attentions")
     wanted = getattr(getattr(module, "config", None), "output_attentions", False) if wanted is None else wanted
-    if not wanted or prepared.attention.previous is None:
+    if not wanted or prepared.attention.previous is None or module.config._attn_implementation != NAME:
         yield
         return
     with prepared.attention_lock:
-        current = module.config._attn_implementation
-        module.set_attn_implementation(prepared.attention.previous)
+        current, previous = module.config._attn_implementation, prepared.attention.previous
+        reason = f"attention weights were asked for, which {current!r} does not keep: {previous!r} attends"
+        if previous != "eager":
+            reason += "; set_attn_implementation('eager') gives them"
+        prepared.ledger.depart("attention", "forward()", reason)
+        module.set_attn_implementation(previous)
         try:
             yield
         finally:

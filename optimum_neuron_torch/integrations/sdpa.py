@@ -164,9 +164,10 @@ def _with_one_batch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Exchange:
-    """PyTorch's function exchanged for ours while at least one wants it: that is, while kernels run in some thread.
+    """PyTorch's function exchanged for ours while at least one wants it: that is, while kernels run in some thread,
+    and once a model with simulated kernels was compiled by its user, whose graphs know the function by identity.
 
-    Where none run, PyTorch's own is called, at no cost.
+    Before that, and where none run, PyTorch's own is called, at no cost.
     """
 
     def __init__(self, module: ModuleType) -> None:

@@ -29,8 +29,23 @@ def _exchanged() -> Iterator[None]:
 
 
 def _attend_by_simulated_kernels(module: ModuleType) -> Undo:
+    is_kept = False
+
+    def keep() -> None:
+        nonlocal is_kept
+        if not is_kept:
+            is_kept = True
+            _exchange().put()
+
+    def undo() -> None:
+        runtime.around_simulation.remove(_exchanged)
+        runtime.before_tracing.remove(keep)
+        if is_kept:
+            _exchange().take_back()
+
     runtime.around_simulation.append(_exchanged)
-    return lambda: runtime.around_simulation.remove(_exchanged)
+    runtime.before_tracing.append(keep)
+    return undo
 
 
 def _attend_by_kernels(module: ModuleType) -> Undo:

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertModel,
     DeepseekV4Config,
@@ -139,3 +140,23 @@ def test_what_attention_adds_to_scores_is_learned(kind, where):
     torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-5)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_weights_are_those_of_the_attention_that_is_chosen(tiny_llama, ids, attention):
+    """And of the one before "nki", which keeps none: reported."""
+    plain = AutoModelForCausalLM.from_pretrained(tiny_llama, attn_implementation=attention)
+    model = ont.prepare(copy.deepcopy(plain), ont.NeuronConfig(compile=False, verify=False))
+    asked = {"output_attentions": True, "use_cache": False}
+    with torch.no_grad(), pytest.warns(UserWarning, match=f"'nki' does not keep: '{attention}' attends"):
+        found, expected = model(ids, **asked).attentions, plain(ids, **asked).attentions
+    assert len(found) == len(expected) == (2 if attention == "eager" else 0)
+    departures = ont.report(model).departures
+    assert len(departures) == 1 and ("set_attn_implementation('eager')" in str(departures)) == (attention != "eager")
+    for one in (model, plain):
+        one.set_attn_implementation("eager")
+    with torch.no_grad():
+        found, expected = model(ids, **asked).attentions, plain(ids, **asked).attentions
+    assert len(found) == 2 and model.config._attn_implementation == "eager"
+    assert ont.report(model).departures == departures
+    torch.testing.assert_close([one.cpu() for one in found], list(expected), rtol=1e-5, atol=1e-5)

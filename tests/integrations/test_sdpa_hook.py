@@ -1,5 +1,6 @@
 """PyTorch's scaled_dot_product_attention on neuron: by the kernels where they run, else as PyTorch computes it."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -386,3 +387,23 @@ def test_on_a_device_of_its_own_the_function_is_exchanged_at_once(order, tmp_pat
     )
     environment = {**os.environ, "NEURON_EMULATOR": "0", "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+def test_a_prepared_model_that_its_user_compiles_runs_kernels(no_graphs_before):
+    """Without compiling again at each call."""
+    plain = Layers().eval()
+    model = ont.prepare(copy.deepcopy(plain), ont.NeuronConfig(nki="simulate", verify=False))
+    compiled = torch.compile(model, backend="neuron", fullgraph=True, options={"executor": "aten", "lowering": "off"})
+    hidden_states = randn(2, 6, 16)
+    graphs = ont.report().graphs + ont.report().cached
+    try:
+        with torch.no_grad(), ont.runtime.collecting_kernel_runs() as runs:
+            found = [compiled(hidden_states.to("neuron")).cpu() for _ in range(3)]
+            expected = plain(hidden_states)
+    finally:
+        ont.unwire()
+        ont.wire()
+    assert len(runs) == 6 and ont.report().graphs + ont.report().cached == graphs + 1
+    for output in found:
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    assert F.scaled_dot_product_attention is STOCK
