@@ -1,87 +1,80 @@
-"""What the mask hook says for each family of Transformers that calls it: found from the library's own sources, run on
-tiny random models.
+"""What the mask hook says to each family of Transformers that calls it: its calls as the library's own sources have
+them, run on tiny random models (`mask_models.py`).
 
-`python -m tests.integrations.mask_families` writes the table that `test_mask_ranges.py` compares with.
+`python -m tests.integrations.mask_families` writes the table that `test_mask_ranges.py` compares with. For each call
+it says what came: "ranges", "whole: why", "another attention" where the model has not taken "nki", "as given" where
+the hook was not asked; and "not reached: n of m" where no model that runs comes to n of the m places with this call.
 """
 
 import contextlib
+import copy
 import inspect
 import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import transformers
-from transformers import CONFIG_MAPPING, PreTrainedModel, StaticCache, masking_utils
-from transformers.models.auto import modeling_auto
+from transformers import PreTrainedModel, StaticCache, masking_utils
 
-from model_tests.generation.additions import ADDITIONS
-from model_tests.generation.tiny import VOCABULARY, tiny_config
 from optimum_neuron_torch.integrations import attention
 from optimum_neuron_torch.nki.masks import Seen, mask_of_ranges, nki_mask, seen_in
+from tests.integrations.mask_models import MODELS, ROWS, inputs_of, models_of, modules_of
 
 
 TABLE = Path(__file__).with_name("mask_families.json")
-MODELS = Path(transformers.__file__).parent / "models"
 CREATORS = {
-    name for name in vars(masking_utils) if name.startswith("create_") and name.endswith(("_mask", "for_generate"))
+    name
+    for name in vars(masking_utils)
+    if name.startswith("create_") and name.endswith(("_mask", "for_generate")) and "recurrent" not in name
 }
-CALL = re.compile(rf"(?<!def )\b({'|'.join(sorted(CREATORS))})\(")
+NAMES = "|".join(sorted(CREATORS))
+# A call, or a place where the function to call later is chosen.
+CALL = re.compile(rf"(?<!def )(?<!\.)\b({NAMES})\(|(?:= |else |\": |^ +)({NAMES})(?= if |$|,$)", re.MULTILINE)
 # What a call adds to the mask.
 ADDED = re.compile(r"(\w+_function|\w+_sequence_ids)=")
-# Padding makes no mask of another kind, so one length does; longer than the windows of tiny configurations.
-ROWS, LENGTH, PADS, STORE = 2, 20, 3, 32
-# The Auto mappings by which a family's class is found, the first that has one.
-MAPPINGS = (
-    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    modeling_auto.MODEL_MAPPING_NAMES,
-)
-
-SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-# Beside the additions of the sweep of generation.
-FURTHER = {
-    **{
-        model_type: {"text_config": {"rope_parameters": SECTIONS}}
-        for model_type in (
-            "ernie4_5_vl_moe", "glm4v", "glm4v_moe", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl",
-        )
-    },
-    **{
-        model_type: {"prediction_length": 4, "context_length": 8}
-        for model_type in ("autoformer", "informer", "time_series_transformer")
-    },
-    "mpnet": {"max_position_embeddings": 64},
-    "speech_to_text": {"input_channels": 1, "input_feat_per_channel": 16},
-}  # fmt: skip
+STORE = 32
 
 
 # ---- the sources ----------------------------------------------------------------------------------------------------
 
 
-def families() -> dict[str, set[str]]:
-    """The families whose code calls the hook, each with its calls: a function, and what it adds to the mask."""
-    found: dict[str, set[str]] = {}
+class Place(NamedTuple):
+    """A place in a family's code that calls the hook: a function and what it adds to the mask.
+
+    `line` is 0 for functions that are chosen in one place and called in another.
+    """
+
+    path: str
+    line: int
+    call: str
+
+
+def families() -> dict[str, list[Place]]:
+    """The families whose code calls the hook."""
+    found: dict[str, list[Place]] = {}
     for path in sorted(MODELS.glob("*/modeling_*.py")):
-        calls = set(_calls(path.read_text()))
-        if calls:
-            found.setdefault(path.parent.name, set()).update(calls)
+        if places := list(dict.fromkeys(_places(path))):
+            found.setdefault(path.parent.name, []).extend(places)
     return found
 
 
-def _calls(text: str) -> Iterator[str]:
+def _places(path: Path) -> Iterator[Place]:
     """By the text: parsing all of the library takes long."""
-    for call in CALL.finditer(text):
-        added = sorted(set(ADDED.findall(_arguments(text, call.end()))))
-        yield " + ".join([call[1], *added])
+    text = path.read_text()
+    start = text.rfind("\nfrom ", 0, text.find("\nclass "))  # behind the imports
+    for call in CALL.finditer(text, text.find("\n\n\n", start)):
+        if call[1] is None:
+            yield Place(str(path), 0, call[2])
+        else:
+            added = sorted(set(ADDED.findall(_arguments(text, call.end()))))
+            yield Place(str(path), text.count("\n", 0, call.start()) + 1, " + ".join([call[1], *added]))
 
 
 def _arguments(text: str, start: int) -> str:
@@ -91,83 +84,6 @@ def _arguments(text: str, start: int) -> str:
         if not depth:
             return text[start:place]
     raise ValueError("a call that does not end")
-
-
-# ---- a tiny model ---------------------------------------------------------------------------------------------------
-
-
-def model_of(family: str) -> PreTrainedModel:
-    """A tiny random model of the family, with attention "nki"."""
-    model_type, name = _class_of(family)
-    model_class = getattr(transformers, name)
-    config = tiny_config(CONFIG_MAPPING[model_type], **{**ADDITIONS, **FURTHER}.get(model_type, {}))
-    with contextlib.suppress(Exception):
-        if not isinstance(config, model_class.config_class):
-            config = config.get_text_config()
-    torch.manual_seed(0)
-    model = model_class(config).eval()
-    model.set_attn_implementation("nki")
-    return model
-
-
-def _class_of(family: str) -> tuple[str, str]:
-    types = [model_type for model_type in CONFIG_MAPPING if _module(model_type) == family]
-    for mapping in MAPPINGS:
-        for model_type in types:
-            if model_type in mapping:
-                names = mapping[model_type]
-                return model_type, names if isinstance(names, str) else names[0]
-    raise LookupError("no Auto class")
-
-
-def _module(model_type: str) -> str:
-    return transformers.models.auto.configuration_auto.model_type_to_module_name(model_type)
-
-
-def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
-    """Ways to call it, the likeliest first: two rows of tokens, one of them with pads on the left, and other kinds."""
-    taken = inspect.signature(type(model).forward).parameters
-    ids = torch.randint(5, VOCABULARY - 30, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[0, :PADS] = 0
-    tokens = {"input_ids": ids, "attention_mask": mask, "bbox": torch.zeros(ROWS, LENGTH, 4, dtype=torch.long)}
-    decoder = {"decoder_input_ids": ids, "decoder_attention_mask": mask}
-    others = _of_other_kinds(model.config)
-    main = getattr(model, "main_input_name", "input_ids")
-    of_main = {main: others[main]} if main in others else {}
-    for named in (
-        {**tokens, **decoder} if main == "input_ids" else {**of_main, **_mask_of_sound(of_main), **decoder},
-        {**of_main, **decoder},
-        {**tokens, **others},
-        others,
-    ):
-        yield {name: tensor for name, tensor in named.items() if name in taken}
-
-
-def _mask_of_sound(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """One with pads on the right of the first row."""
-    sound = next((inputs[name] for name in ("input_features", "input_values") if name in inputs), None)
-    if sound is None:
-        return {}
-    mask = torch.ones(ROWS, sound.shape[-1], dtype=torch.long)
-    mask[0, mask.shape[1] * 3 // 4 :] = 0
-    return {"attention_mask": mask}
-
-
-def _of_other_kinds(config: Any) -> dict[str, torch.Tensor]:
-    """Pictures and sounds, at the sizes that a configuration says."""
-    vision = getattr(config, "vision_config", config)
-    size, channels = getattr(vision, "image_size", 16), getattr(vision, "num_channels", 3)
-    height, width = (size, size) if isinstance(size, int) else tuple(size)
-    bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", None) or 16
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "pixel_values": torch.randn(
-            ROWS, channels if isinstance(channels, int) else 3, height, width, generator=generator
-        ),
-        "input_features": torch.randn(ROWS, bins, 32, generator=generator),
-        "input_values": torch.randn(ROWS, 4000, generator=generator),
-    }
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------
@@ -182,62 +98,139 @@ def expanded(seen: Seen, mask: torch.Tensor) -> torch.Tensor:
     return full.tril() if seen.is_causal else full
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[set[str]]:
-    """Within the block, each mask's ranges are compared with it; gives what masks, and attention calls, were."""
-    seen_kinds: set[str] = set()
-    stock = attention.what_is_seen
+class RangesDifferError(AssertionError):
+    """Key ranges are not those of their mask."""
 
-    def check(*args: Any, **kwargs: Any) -> torch.Tensor:
+
+class Watch:
+    """Compares the ranges of each mask with it, and notes what came at each place."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.came: dict[Place, set[str]] = {place: set() for place in places}
+        self.attention: set[str] = set()
+        self._by_line = {(place.path, place.line or place.call): place for place in places}
+        self._kinds: list[set[str]] = [set()]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(self.came.values())
+
+    def mask(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """In place of the hook."""
         mask = nki_mask(*args, **kwargs)
         seen = seen_in(mask)
-        seen_kinds.add("ranges" if seen.unknown is None else f"whole: {seen.unknown}")
+        self._kinds[-1].add("ranges" if seen.unknown is None else f"whole: {seen.unknown}")
         if seen.unknown is None and not torch.equal(expanded(seen, mask), mask):
-            raise AssertionError(f"ranges of {seen} are not the mask's")
+            raise RangesDifferError(f"ranges of {seen} are not the mask's")
         return mask
 
-    def asked(query: Any, key: Any, mask: Any, is_causal: bool) -> tuple:
-        found = stock(query, key, mask, is_causal)
+    def what_is_seen(self, query: Any, key: Any, mask: Any, is_causal: bool) -> tuple:
+        """In place of the attention's look at its mask."""
+        found = STOCK(query, key, mask, is_causal)
         if mask is not None and seen_in(mask).unknown is not None:
-            seen_kinds.add(f"attention: {seen_in(mask).unknown}")
+            self.attention.add(seen_in(mask).unknown)
         return found
 
-    with (
-        mock.patch.dict(masking_utils.AttentionMaskInterface._global_mapping, {"nki": check}),
-        mock.patch.object(attention, "what_is_seen", asked),
-    ):
-        yield seen_kinds
+    def creator(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        """In place of a function that a family's code calls."""
+
+        @wraps(create)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)
+            path = caller.f_code.co_filename
+            place = self._by_line.get((path, caller.f_lineno)) or self._by_line.get((path, create.__name__))
+            self._kinds.append(set())
+            try:
+                result = create(*args, **kwargs)
+            finally:
+                kinds = self._kinds.pop()
+            if place is not None:
+                config = inspect.signature(create).bind(*args, **kwargs).arguments["config"].get_text_config()
+                takes = config._attn_implementation == "nki"
+                self.came[place] |= kinds or {"as given" if takes else "another attention"}
+            return result
+
+        return called
+
+
+STOCK = attention.what_is_seen
+
+
+@contextlib.contextmanager
+def watched(family: str, places: Sequence[Place]) -> Iterator[Watch]:
+    """Within the block, each mask's ranges are compared with it, and what the family's calls give is noted."""
+    watch = Watch(places)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(masking_utils.AttentionMaskInterface._global_mapping, {"nki": watch.mask}))
+        stack.enter_context(mock.patch.object(attention, "what_is_seen", watch.what_is_seen))
+        for module in modules_of(family):
+            creators = {name: watch.creator(vars(module)[name]) for name in CREATORS & vars(module).keys()}
+            stack.enter_context(mock.patch.multiple(module, **creators) if creators else contextlib.nullcontext())
+        yield watch
 
 
 @torch.no_grad()
-def outcome(family: str) -> list[str]:
-    """What the family's masks were; one entry "not run: why" where no tiny model of it runs by these rules."""
-    with watched() as kinds, warnings.catch_warnings():
+def outcome(family: str, places: Sequence[Place], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """A row of the table, from the models that are named; None: from those that it takes to come to all places.
+
+    "errors" says what became of all models, where none runs.
+    """
+    row: dict[str, Any] = {"models": []}
+    errors = []
+    with watched(family, places) as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            model = model_of(family)
-        except Exception as error:
-            return [f"not made: {type(error).__name__}"]
-        inputs = next(filter(partial(_runs, model), inputs_of(model)), None)
-        if inputs is None:
-            return ["not run"]
-        try:
-            _run_on_caches(model, inputs)
-        except AssertionError:
-            raise
-        except Exception as error:  # its caches are of another kind, and what came before stays true
-            kinds.add(f"no caches: {type(error).__name__}")
-    return sorted(kinds)
+        for name, make in models_of(family):
+            if watch.is_complete or (names is not None and name not in names):
+                continue
+            before = copy.deepcopy((watch.came, watch.attention))
+            errors += [f"{name}: {type(error).__name__}" for error in _run(make, watch)]
+            if any(kinds and not before[0][place] for place, kinds in watch.came.items()):
+                row["models"].append(name)
+            else:
+                watch.came, watch.attention = before
+    row["calls"] = _by_call(watch.came)
+    if watch.attention:
+        row["attention"] = sorted(watch.attention)
+    return row if row["models"] else {**row, "errors": errors}
 
 
-def _runs(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> bool:
+def _by_call(came: Mapping[Place, set[str]]) -> dict[str, list[str]]:
+    found: dict[str, list[set[str]]] = defaultdict(list)
+    for place, kinds in came.items():
+        found[place.call].append(kinds)
+    rows = {}
+    for call, places in sorted(found.items()):
+        rows[call] = sorted(set().union(*places))
+        if missing := places.count(set()):
+            rows[call].append(f"not reached: {missing} of {len(places)}")
+    return rows
+
+
+def _run(make: Callable[[], PreTrainedModel], watch: Watch) -> list[Exception]:
+    """Calls a model in each way that it knows, on caches too, until all is come to; gives what failed."""
+    failures: list[Exception] = []
+    with _noting(failures):
+        model = make()
+        for inputs in inputs_of(model):
+            with _noting(failures):
+                model(**inputs)
+                _run_on_caches(model, inputs)
+            if watch.is_complete:
+                return failures
+        if model.can_generate():
+            with _noting(failures):
+                _generate(model)
+    return failures
+
+
+@contextlib.contextmanager
+def _noting(failures: list[Exception]) -> Iterator[None]:
     try:
-        model(**inputs)
-    except AssertionError:
+        yield
+    except RangesDifferError:
         raise
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        failures.append(error)
 
 
 def _run_on_caches(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -248,19 +241,25 @@ def _run_on_caches(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -
     mask = torch.cat([inputs["attention_mask"], torch.ones(ROWS, 1, dtype=torch.long)], 1)
     for cache in (None, StaticCache(config=model.config, max_cache_len=STORE)):
         cache = model(**inputs, cache=cache, use_cache=True).cache
-        model(input_ids=inputs["input_ids"][:, :1], attention_mask=mask, cache=cache, use_cache=True)
+        if cache is not None:
+            model(input_ids=inputs["input_ids"][:, :1], attention_mask=mask, cache=cache, use_cache=True)
+
+
+def _generate(model: PreTrainedModel) -> None:
+    """Two tokens, on a static cache: only then are masks made before the model is called."""
+    inputs = next(inputs_of(model))
+    model.generate(**inputs, max_new_tokens=2, do_sample=False, cache_implementation="static")
 
 
 def main() -> None:
     """Those named on the command line, or all."""
     table = json.loads(TABLE.read_text()) if sys.argv[1:] else {}
-    for family, calls in families().items():
+    for family, places in families().items():
         if sys.argv[1:] and family not in sys.argv[1:]:
-            table[family]["calls"] = sorted(calls)
             continue
-        table[family] = {"calls": sorted(calls), "masks": outcome(family)}
-        print(family, table[family]["masks"], file=sys.stderr, flush=True)
-        TABLE.write_text(json.dumps(table, indent=1) + "\n")
+        table[family] = outcome(family, places)
+        print(family, json.dumps(table[family]), file=sys.stderr, flush=True)
+        TABLE.write_text(json.dumps(dict(sorted(table.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -67,13 +67,14 @@ def test_masks_enter_blocks_with_what_is_known_of_them(kind):
 # ---- every family ---------------------------------------------------------------------------------------------------
 
 FAMILIES = json.loads(TABLE.read_text())
+PLACES = families()
 # One family for each kind of mask.
 SOME = ("bart", "bert", "deepseek_v4", "gemma2", "git", "llama", "llama4", "modernbert", "t5gemma2", "whisper")
 
 
 def test_the_table_has_every_family_that_calls_the_hook():
-    assert {family: sorted(calls) for family, calls in families().items()} == {
-        family: row["calls"] for family, row in FAMILIES.items()
+    assert {family: {place.call for place in places} for family, places in PLACES.items()} == {
+        family: set(row["calls"]) for family, row in FAMILIES.items()
     }
 
 
@@ -82,7 +83,8 @@ def test_the_table_has_every_family_that_calls_the_hook():
 )
 def test_masks_of_a_family(family):
     """Ranges that are not the mask's are an error in `outcome`; which masks have none is in the table."""
-    assert outcome(family) == FAMILIES[family]["masks"]
+    row = FAMILIES[family]
+    assert outcome(family, PLACES[family], row["models"] or None) == row
 
 
 # ---- every form in which the hook is called -------------------------------------------------------------------------
@@ -97,7 +99,7 @@ ADDED = {
 PADDINGS = {"none": (0, 12), "left": (4, 12), "right": (0, 9), "both": (2, 7)}
 # Steps behind a prompt of this many tokens, in a store of so many; 0: without a cache.
 CACHES = {"no cache": None, "growing": DynamicCache, "static": partial(StaticCache, max_cache_len=32)}
-FORMS = sorted({call for row in FAMILIES.values() for call in row["calls"] if "recurrent" not in call})
+FORMS = sorted({call for row in FAMILIES.values() for call in row["calls"]})
 
 
 def config_of(implementation: str = "nki") -> LlamaConfig:
