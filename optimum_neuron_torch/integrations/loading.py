@@ -71,6 +71,19 @@ def choose_config(neuron_config: NeuronConfig | bool | None, name_or_path: Any) 
     return (NeuronConfig.from_pretrained(name_or_path) if has_file else None) or NeuronConfig()
 
 
+def with_attention_asked_for(config: NeuronConfig, arguments: dict[str, Any]) -> NeuronConfig:
+    """`config` with the attention that a call of from_pretrained with these arguments names, if it names one.
+
+    Names by part of the model (a dict) are left to Transformers altogether.
+    """
+    # Auto classes hand the argument on within the configuration.
+    handed_on = getattr(arguments.get("config"), "_attn_implementation_internal", None)
+    asked = arguments.get("attn_implementation") or handed_on
+    if asked is None:
+        return config
+    return NeuronConfig(**{**vars(config), "attn_implementation": asked if isinstance(asked, str) else None})
+
+
 def refuse_config_elsewhere(neuron_config: Any, device_map: Any) -> None:
     """A configuration for the neuron device with a device_map that does not lead there is a mistake."""
     if isinstance(neuron_config, NeuronConfig):

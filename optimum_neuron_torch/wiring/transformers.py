@@ -16,7 +16,13 @@ def _load_on_neuron(module: ModuleType) -> Undo:
             cls: type, pretrained_model_name_or_path: Any, *args: Any, neuron_config: Any = None, **kwargs: Any
         ) -> Any:
             from ..api import prepare
-            from ..integrations.loading import choose_config, neuron_device, refuse_config_elsewhere, warn_of_parts
+            from ..integrations.loading import (
+                choose_config,
+                neuron_device,
+                refuse_config_elsewhere,
+                warn_of_parts,
+                with_attention_asked_for,
+            )
 
             device = neuron_device(kwargs.get("device_map"))
             if device is None:
@@ -26,6 +32,8 @@ def _load_on_neuron(module: ModuleType) -> Undo:
             config = choose_config(neuron_config, pretrained_model_name_or_path)
             kwargs["device_map"] = {"": device}
             kwargs.pop("max_memory", None)  # "auto" has no part to place elsewhere
+            # Read before loading, which fills the configuration in.
+            config = None if config is None else with_attention_asked_for(config, kwargs)
             loaded = stock(cls, pretrained_model_name_or_path, *args, **kwargs)
             model = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info=True gives a pair
             if config is not None:

@@ -310,3 +310,16 @@ def test_loading_needs_the_memory_of_the_model_once(tiny_llama, tmp_path, dtype)
     )
     assert done.returncode == 0, done.stderr
     assert 0.9 < float(done.stdout) <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [(None, "nki"), ("eager", "eager"), ("sdpa", "sdpa"), ({"": "eager"}, "eager")]
+)
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, AutoModelForCausalLM])
+def test_an_attention_that_is_asked_for_is_kept(tiny_llama, tmp_path, kind, asked, kept):
+    arguments = {} if asked is None else {"attn_implementation": asked}
+    model = kind.from_pretrained(tiny_llama, device_map="neuron", neuron_config=CONFIG, **arguments)
+    assert model.config._attn_implementation == kept and CONFIG.attn_implementation == "nki"
+    model.save_pretrained(tmp_path)
+    if not isinstance(asked, dict):
+        assert kind.from_pretrained(tmp_path, device_map="neuron").config._attn_implementation == kept
