@@ -132,8 +132,8 @@ def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.
     variant: FusedMLP = getattr(layer, VARIANT)
     if not (runtime.is_neuron(hidden_states) and kernels_run()):
         return type(layer).forward(layer, hidden_states)
-    gate, up = _gate_and_up(getattr(layer, variant.gate_up)(hidden_states), variant.halves)
-    return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.halves.activation))
+    gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
+    return getattr(layer, variant.down)(swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation))
 
 
 # Called as the method whose place it takes: by that name a bound method is pickled, as in a stored graph.
@@ -141,12 +141,7 @@ def _apply_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
     variant: Experts = getattr(layer, VARIANT)
     if not (runtime.is_neuron(gate_up) and kernels_run()):
         return type(layer)._apply_gate(layer, gate_up)
-    return swiglu_ops.swiglu(*_gate_and_up(gate_up, variant.halves), variant.halves.activation)
-
-
-def _gate_and_up(gate_up: torch.Tensor, halves: Halves) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = gate_up.chunk(2, dim=-1)
-    return (second, first) if halves.up_is_first else (first, second)
+    return swiglu_ops.swiglu_halves(gate_up, variant.halves.up_is_first, variant.halves.activation)
 
 
 def run_rotary(
@@ -321,7 +316,7 @@ def _as_gated_mlp(
             alike = {way for way, output in _ways(own, order, rows) if _is_same(output, expected)}
             found = alike if found is None else found & alike
         if found:
-            (halves,) = found
+            halves = found.pop()  # more than one would give the same
             return GatedMLP(*order, halves.activation) if len(order) == 3 else FusedMLP(*order, halves), None
     return None, f"it is no act(gate) * up between projections with one of {', '.join(swiglu_ops.ACTIVATIONS)}"
 
@@ -335,7 +330,7 @@ def _ways(
     with torch.no_grad():
         outputs = [projection(rows) for projection in inward]
         for halves in itertools.starmap(Halves, itertools.product(swiglu_ops.ACTIVATIONS, orders)):
-            gate, up = outputs if len(outputs) == 2 else _gate_and_up(*outputs, halves)
+            gate, up = outputs if len(outputs) == 2 else swiglu_ops.halves_of(*outputs, halves.up_is_first)
             yield halves, down(swiglu_ops.swiglu_torch(gate, up, halves.activation))
 
 
@@ -377,7 +372,7 @@ def _as_experts(layer: torch.nn.Module) -> tuple[Experts | None, str | None]:
             return None, _does_not_run(error, GATE)
         alike = set()
         for halves in itertools.starmap(Halves, itertools.product(swiglu_ops.ACTIVATIONS, (False, True))):
-            output = swiglu_ops.swiglu_torch(*_gate_and_up(gate_up, halves), halves.activation)
+            output = swiglu_ops.swiglu_halves_torch(gate_up, halves.up_is_first, halves.activation)
             if _is_same(output, expected):
                 alike.add(halves)
         found = alike if dtype is _DTYPES[0] else found & alike

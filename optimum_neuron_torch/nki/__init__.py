@@ -1,6 +1,15 @@
 """Attention and its siblings for people, and the simulator's switch."""
 
-from .functions import add_rms_norm, attention, cross_entropy, layer_norm, rms_norm, rotary_embedding, swiglu
+from .functions import (
+    add_rms_norm,
+    attention,
+    cross_entropy,
+    layer_norm,
+    rms_norm,
+    rotary_embedding,
+    swiglu,
+    swiglu_halves,
+)
 from .launching import KERNEL_OPS
 from .modes import simulation
 
@@ -15,6 +24,7 @@ __all__ = [
     "rotary_embedding",
     "simulation",
     "swiglu",
+    "swiglu_halves",
 ]
 
 

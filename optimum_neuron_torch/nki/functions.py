@@ -224,13 +224,36 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu") ->
 
     Raises ValueError for shapes that do not fit together, and for another activation.
     """
-    if activation not in swiglu_ops.ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(swiglu_ops.ACTIVATIONS)}")
+    _check_activation(activation)
     _check_floating(gate=gate, up=up)
     if not _broadcast(gate.shape, up.shape):
         raise ValueError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} do not broadcast")
     tell_refusal("swiglu", swiglu_ops.refusal(gate, up))
     return swiglu_ops.swiglu(gate, up, activation)
+
+
+def swiglu_halves(gate_up: torch.Tensor, *, up_is_first: bool = False, activation: str = "silu") -> torch.Tensor:
+    """As `swiglu` of the halves of the last dimension: what a gated MLP with gate and up in one projection does.
+
+    Args:
+        gate_up: (..., 2 * W), floating point; the result is (..., W).
+        up_is_first: the gate is the second half.
+        activation: "silu", "gelu" (by the error function) or "gelu_tanh".
+
+    Nothing is copied first, as it would be for `swiglu(*gate_up.chunk(2, -1))`. Raises ValueError for a last dimension
+    that has no halves, and for another activation.
+    """
+    _check_activation(activation)
+    _check_floating(gate_up=gate_up)
+    if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up has the shape {tuple(gate_up.shape)}: its last dimension must be of two halves")
+    tell_refusal("swiglu_halves", swiglu_ops.refusal_of_rows(gate_up))
+    return swiglu_ops.swiglu_halves(gate_up, up_is_first, activation)
+
+
+def _check_activation(activation: str) -> None:
+    if activation not in swiglu_ops.ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(swiglu_ops.ACTIVATIONS)}")
 
 
 def _check_masks(

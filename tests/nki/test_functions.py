@@ -18,6 +18,7 @@ FUNCTIONS = {
     "cross_entropy": lambda x: nki.cross_entropy(x.flatten(0, 2), torch.arange(12, device=x.device) % 8),
     "rotary_embedding": lambda x: nki.rotary_embedding(x, x, *[ANGLES.to(x)] * 2)[0],
     "swiglu": lambda x: nki.swiglu(x, x),
+    "swiglu_halves": lambda x: nki.swiglu_halves(x),
 }
 
 

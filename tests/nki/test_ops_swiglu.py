@@ -1,12 +1,14 @@
 """The op of gated linear units against torch and Transformers' MLPs, by torch and by kernels, with gradients."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.nki import swiglu
+from optimum_neuron_torch.nki import swiglu, swiglu_halves
 from optimum_neuron_torch.nki.ops import swiglu as ops
 
 from .comparing import compare, compare_compiled, random
@@ -37,7 +39,26 @@ def test_bits_are_those_of_transformers_mlps(activation, dtype):
         assert torch.equal(swiglu(gate.to(device), up.to(device), activation=activation).cpu(), expected)
 
 
-def test_halves_of_one_projection():
+HALVES = ["swiglu_halves_kernel", "swiglu_halves_backward_kernel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("up_is_first", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_halves_of_one_projection(activation, up_is_first, dtype):
+    """Which are not contiguous: the kernel reads them where they are."""
+    order = (1, 0) if up_is_first else (0, 1)
+
+    def definition(both):
+        gate, up = (both.chunk(2, -1)[i] for i in order)
+        return ACTIVATIONS[activation](gate) * up
+
+    both = random((2, 4, 12), dtype=dtype)
+    compare(lambda both: swiglu_halves(both, up_is_first=up_is_first, activation=activation), definition, both, HALVES)
+    assert torch.equal(swiglu_halves(*both, up_is_first=up_is_first, activation=activation), definition(*both))
+
+
+def test_halves_as_two_tensors():
     """Which are not contiguous."""
     compare(
         lambda both: swiglu(*both.chunk(2, -1)),
@@ -45,6 +66,26 @@ def test_halves_of_one_projection():
         random((4, 12)),
         KERNELS,
     )
+
+
+def test_halves_are_one_node_of_a_graph():
+    compare_compiled(lambda both: swiglu_halves(both), random((5, 24)), "swiglu_halves", HALVES)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+def test_what_has_no_halves_is_refused(shape):
+    with pytest.raises(ValueError, match=rf"gate_up has the shape {re.escape(str(shape))}.*halves"):
+        swiglu_halves(torch.ones(shape))
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        swiglu_halves(torch.ones(2, 4), activation="tanh")
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(0, 4), torch.ones(2, 0), torch.ones(2, 4, dtype=torch.float64)])
+def test_halves_that_no_kernel_takes_are_computed_with_torch(tensor):
+    with ont.nki.simulation() as runs:
+        found = swiglu_halves(tensor.to("neuron")).cpu()
+    gate, up = tensor.chunk(2, -1)
+    assert runs == [] and torch.equal(found, F.silu(gate) * up)
 
 
 def test_compiled_calls_are_one_node():

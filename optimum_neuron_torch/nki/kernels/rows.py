@@ -36,11 +36,12 @@ class Rows(NamedTuple):
     partitions: int
     each: int
 
-    def of(self, matrix_TW: Any) -> Any:
-        """(P, R, W): the view of a tensor in HBM, which is contiguous."""
+    def of(self, matrix_TW: Any, columns: slice | None = None) -> Any:
+        """(P, R, W), or (P, R, C): the view of a tensor in HBM, which is contiguous."""
         width = matrix_TW.shape[1]
-        pattern = [[self.each * width, self.partitions], [width, self.each], [1, width]]
-        return matrix_TW.ap(pattern=pattern, offset=self.start * width)
+        columns = slice(0, width) if columns is None else columns
+        pattern = [[self.each * width, self.partitions], [width, self.each], [1, columns.stop - columns.start]]
+        return matrix_TW.ap(pattern=pattern, offset=self.start * width + columns.start)
 
 
 def tiles(rows: int, width: int) -> Iterator[Rows]:
@@ -62,10 +63,11 @@ def sections(width: int, size: int = SECTION) -> list[slice]:
     return [slice(start, min(start + size, width)) for start in range(0, width, size)]
 
 
-def loaded(matrix_TW: Any, rows: Rows) -> Any:
-    """(P, R, W): a tile of a tensor in HBM, in SBUF."""
-    tile = nl.ndarray((rows.partitions, rows.each, matrix_TW.shape[1]), dtype=matrix_TW.dtype)
-    nisa.dma_copy(dst=tile, src=rows.of(matrix_TW))
+def loaded(matrix_TW: Any, rows: Rows, columns: slice | None = None) -> Any:
+    """(P, R, W), or (P, R, C): a tile of a tensor in HBM, in SBUF."""
+    source = rows.of(matrix_TW, columns)
+    tile = nl.ndarray(source.shape, dtype=matrix_TW.dtype)
+    nisa.dma_copy(dst=tile, src=source)
     return tile
 
 

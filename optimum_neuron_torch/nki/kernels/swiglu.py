@@ -1,23 +1,48 @@
 """Gated linear units between their projections, act(gate) * up, and their gradients.
 
-Shape legend: T rows, W width, N elements, P partitions, R elements on one partition.
+Shape legend: T rows, W width, V both halves of a row, N elements, P partitions, R rows on one partition, C columns.
 
-What the shape is does not matter: elements are spread over the partitions as they lie in memory. The Scalar Engine
-activates, the Vector Engine multiplies, and both take less time for 16-bit floats than the transfers.
+Of gate and up apart the shape does not matter: elements are spread over the partitions as they lie in memory, as rows
+of one. The Scalar Engine activates, the Vector Engine multiplies, and both take less time for 16-bit floats than the
+transfers.
 """
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .rows import in_stages, loaded, row_bytes, tiles
+from .rows import TILE, Rows, in_stages, itemsize, loaded, sections, tiles
 
 
 # gelu_tanh(x) = x / 2 * (1 + tanh(u)) with u = ROOT * (x + CUBE * x^3).
 ROOT = 0.7978845608028654
 CUBE = 0.044715
+
+
+class Part(NamedTuple):
+    """Columns of a matrix in HBM, from `first` on."""
+
+    matrix_TC: Any
+    first: int = 0
+
+
+class Block(NamedTuple):
+    """Rows, and columns counted from the first one of each part."""
+
+    rows: Rows
+    columns: slice
+
+    def of(self, part: Part) -> Any:
+        return self.rows.of(part.matrix_TC, self._columns_of(part))
+
+    def loaded(self, part: Part) -> Any:
+        return loaded(part.matrix_TC, self.rows, self._columns_of(part))
+
+    def _columns_of(self, part: Part) -> slice:
+        return slice(part.first + self.columns.start, part.first + self.columns.stop)
 
 
 @nki.jit
@@ -32,23 +57,21 @@ def swiglu_kernel(gate_TW, up_TW, activation="silu"):
     later, each core taking a part of the elements.
     """
     output_TW = nl.ndarray(gate_TW.shape, dtype=gate_TW.dtype, buffer=nl.shared_hbm)
-    gate_N1, up_N1, output_N1 = _flat(gate_TW), _flat(up_TW), _flat(output_TW)
-    function = {"silu": nl.silu, "gelu": nl.gelu, "gelu_tanh": nl.gelu_apprx_tanh}[activation]
+    _gate(_flat(gate_TW), _flat(up_TW), _flat(output_TW), activation, _blocks_of_elements(gate_TW))
+    return output_TW
 
-    def load(rows):
-        return rows, loaded(gate_N1, rows), loaded(up_N1, rows)
 
-    def activate(state):
-        rows, gate, up = state
-        nisa.activation(dst=gate, op=function, data=gate)
-        return rows, gate, up
+@nki.jit
+def swiglu_halves_kernel(gate_up_TV, up_is_first=False, activation="silu"):
+    """As `swiglu_kernel` of the halves of `gate_up_TV`, which is as wide as both, V = 2 * W: (T, W).
 
-    def multiply(state):
-        rows, activated, up = state
-        nisa.tensor_tensor(dst=up, data1=activated, data2=up, op=nl.multiply)
-        nisa.dma_copy(dst=rows.of(output_N1), src=up)
-
-    in_stages(tiles(*gate_N1.shape), (load, activate, multiply), row_bytes(gate_N1, up_N1))
+    The gate is the first half, or the second where `up_is_first`. Rows are read where they are; each core takes a part
+    of them.
+    """
+    shape = _half_of(gate_up_TV)
+    output_TW = nl.ndarray(shape, dtype=gate_up_TV.dtype, buffer=nl.shared_hbm)
+    gate, up = _halves(gate_up_TV, up_is_first)
+    _gate(gate, up, Part(output_TW), activation, _blocks_of_rows(*shape))
     return output_TW
 
 
@@ -57,34 +80,98 @@ def swiglu_backward_kernel(grad_TW, gate_TW, up_TW, activation="silu"):
     """Gradients `(grad_gate_TW, grad_up_TW)` from that of the product; arguments as in `swiglu_kernel`."""
     grad_gate_TW, grad_up_TW = (nl.ndarray(gate_TW.shape, dtype=gate_TW.dtype, buffer=nl.shared_hbm) for _ in range(2))
     inputs = (_flat(grad_TW), _flat(gate_TW), _flat(up_TW))
-    grad_gate_N1, grad_up_N1 = _flat(grad_gate_TW), _flat(grad_up_TW)
-    activate = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}[activation]
-
-    def load(rows):
-        return rows, *(loaded(matrix_N1, rows) for matrix_N1 in inputs)
-
-    def differentiate(state):
-        rows, grad, gate, up = state
-        value, slope = activate(gate)
-        return rows, grad, up, value, slope
-
-    def multiply(state):
-        rows, grad, up, value, slope = state
-        nisa.tensor_tensor(dst=value, data1=grad, data2=value, op=nl.multiply)
-        nisa.dma_copy(dst=rows.of(grad_up_N1), src=value)
-        nisa.tensor_tensor(dst=up, data1=grad, data2=up, op=nl.multiply)
-        nisa.tensor_tensor(dst=up, data1=up, data2=slope, op=nl.multiply)
-        nisa.dma_copy(dst=rows.of(grad_gate_N1), src=up)
-
-    in_stages(tiles(*inputs[0].shape), (load, differentiate, multiply), 2 * row_bytes(*inputs))
+    _differentiate(*inputs, _flat(grad_gate_TW), _flat(grad_up_TW), activation, _blocks_of_elements(gate_TW))
     return grad_gate_TW, grad_up_TW
 
 
-def _flat(tensor_TW: Any) -> Any:
+@nki.jit
+def swiglu_halves_backward_kernel(grad_TW, gate_up_TV, up_is_first=False, activation="silu"):
+    """The gradient of `gate_up_TV`, (T, V), from that of the product; arguments as in `swiglu_halves_kernel`."""
+    grad_gate_up_TV = nl.ndarray(gate_up_TV.shape, dtype=gate_up_TV.dtype, buffer=nl.shared_hbm)
+    inputs = (Part(grad_TW), *_halves(gate_up_TV, up_is_first))
+    blocks = _blocks_of_rows(*_half_of(gate_up_TV))
+    _differentiate(*inputs, *_halves(grad_gate_up_TV, up_is_first), activation, blocks)
+    return grad_gate_up_TV
+
+
+def _gate(gate: Part, up: Part, output: Part, activation: str, blocks: Iterable[Block]) -> None:
+    function = {"silu": nl.silu, "gelu": nl.gelu, "gelu_tanh": nl.gelu_apprx_tanh}[activation]
+
+    def load(block):
+        return block, block.loaded(gate), block.loaded(up)
+
+    def activate(state):
+        block, gate_PRC, up_PRC = state
+        nisa.activation(dst=gate_PRC, op=function, data=gate_PRC)
+        return block, gate_PRC, up_PRC
+
+    def multiply(state):
+        block, activated_PRC, up_PRC = state
+        nisa.tensor_tensor(dst=up_PRC, data1=activated_PRC, data2=up_PRC, op=nl.multiply)
+        nisa.dma_copy(dst=block.of(output), src=up_PRC)
+
+    in_stages(blocks, (load, activate, multiply), 2 * _tile_bytes(gate))
+
+
+def _differentiate(
+    grad: Part, gate: Part, up: Part, grad_gate: Part, grad_up: Part, activation: str, blocks: Iterable[Block]
+) -> None:
+    activate = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}[activation]
+
+    def load(block):
+        return block, *(block.loaded(part) for part in (grad, gate, up))
+
+    def differentiate(state):
+        block, grad_PRC, gate_PRC, up_PRC = state
+        value_PRC, slope_PRC = activate(gate_PRC)
+        return block, grad_PRC, up_PRC, value_PRC, slope_PRC
+
+    def multiply(state):
+        block, grad_PRC, up_PRC, value_PRC, slope_PRC = state
+        nisa.tensor_tensor(dst=value_PRC, data1=grad_PRC, data2=value_PRC, op=nl.multiply)
+        nisa.dma_copy(dst=block.of(grad_up), src=value_PRC)
+        nisa.tensor_tensor(dst=up_PRC, data1=grad_PRC, data2=up_PRC, op=nl.multiply)
+        nisa.tensor_tensor(dst=up_PRC, data1=up_PRC, data2=slope_PRC, op=nl.multiply)
+        nisa.dma_copy(dst=block.of(grad_gate), src=up_PRC)
+
+    in_stages(blocks, (load, differentiate, multiply), 6 * _tile_bytes(gate))
+
+
+# ---- parts and blocks -----------------------------------------------------------------------------------------------
+
+
+def _flat(tensor_TW: Any) -> Part:
     """(N, 1): all elements, as rows of which a partition has thousands."""
-    return tensor_TW.reshape((tensor_TW.shape[0] * tensor_TW.shape[1], 1))
+    return Part(tensor_TW.reshape((tensor_TW.shape[0] * tensor_TW.shape[1], 1)))
 
 
+def _half_of(matrix_TV: Any) -> tuple[int, int]:
+    return matrix_TV.shape[0], matrix_TV.shape[1] // 2
+
+
+def _halves(matrix_TV: Any, up_is_first: bool) -> tuple[Part, Part]:
+    """Those of the gate and of up."""
+    first, second = Part(matrix_TV), Part(matrix_TV, _half_of(matrix_TV)[1])
+    return (second, first) if up_is_first else (first, second)
+
+
+def _blocks_of_elements(tensor_TW: Any) -> Iterator[Block]:
+    for rows in tiles(tensor_TW.shape[0] * tensor_TW.shape[1], 1):
+        yield Block(rows, slice(0, 1))
+
+
+def _blocks_of_rows(rows: int, width: int) -> Iterator[Block]:
+    """Of rows that do not fit into a tile some columns."""
+    for columns in sections(width, TILE):
+        for tile in tiles(rows, columns.stop - columns.start):
+            yield Block(tile, columns)
+
+
+def _tile_bytes(part: Part) -> int:
+    return TILE * itemsize(part.matrix_TC.dtype)
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------
 # Values, in the dtype of the gate, and slopes, in float32
 
 

@@ -21,6 +21,12 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> to
     return (swiglu_kernel if takes_kernel else swiglu_torch)(gate, up, activation)
 
 
+def swiglu_halves(gate_up: torch.Tensor, up_is_first: bool = False, activation: str = "silu") -> torch.Tensor:
+    """As `optimum_neuron_torch.nki.swiglu_halves`, by a kernel where one runs and can take the call."""
+    takes_kernel = kernels_run() and refusal_of_rows(gate_up) is None
+    return (swiglu_halves_kernel if takes_kernel else swiglu_halves_torch)(gate_up, up_is_first, activation)
+
+
 def refusal(gate: torch.Tensor, up: torch.Tensor) -> str | None:
     """Why the kernels cannot take a call, or None."""
     if gate.shape != up.shape or gate.dim() == 0:
@@ -74,6 +80,44 @@ def _empty_gradients(grad, gate, up, activation):
 swiglu_backward_torch.register_fake(_empty_gradients)
 
 
+def halves_of(gate_up: torch.Tensor, up_is_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gate and up, views."""
+    first, second = gate_up.chunk(2, dim=-1)
+    return (second, first) if up_is_first else (first, second)
+
+
+@torch_op("swiglu_halves")
+def swiglu_halves_torch(gate_up: torch.Tensor, up_is_first: bool, activation: str) -> torch.Tensor:
+    """`swiglu_torch` of the halves."""
+    gate, up = halves_of(gate_up, up_is_first)
+    return (_activated(gate, activation) * up).contiguous()
+
+
+def _empty_half(gate_up, up_is_first, activation):
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+swiglu_halves_torch.register_fake(_empty_half)
+
+
+@torch_op("swiglu_halves_backward")
+def swiglu_halves_backward_torch(
+    grad: torch.Tensor, gate_up: torch.Tensor, up_is_first: bool, activation: str
+) -> torch.Tensor:
+    """The gradient of `gate_up`."""
+    gate, up = halves_of(gate_up, up_is_first)
+    grad_gate = _gate_gradient(grad * up, gate.contiguous(), activation)
+    grad_up = grad * _activated(gate, activation)
+    return torch.cat((grad_up, grad_gate) if up_is_first else (grad_gate, grad_up), dim=-1)
+
+
+def _empty_gradient(grad, gate_up, up_is_first, activation):
+    return torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+
+
+swiglu_halves_backward_torch.register_fake(_empty_gradient)
+
+
 # ---- computed by kernels --------------------------------------------------------------------------------------------
 
 
@@ -96,6 +140,24 @@ def swiglu_backward_kernel(
     return grad_gate.view(gate.shape), grad_up.view(up.shape)
 
 
+@kernel_op("swiglu_halves_kernel", _empty_half)
+def swiglu_halves_kernel(gate_up: torch.Tensor, up_is_first: bool, activation: str) -> torch.Tensor:
+    """`swiglu_halves_torch` by a kernel."""
+    from ..kernels.swiglu import swiglu_halves_kernel as kernel
+
+    return launch(kernel, as_rows(gate_up), up_is_first, activation).view(*gate_up.shape[:-1], -1)
+
+
+@kernel_op("swiglu_halves_backward_kernel", _empty_gradient)
+def swiglu_halves_backward_kernel(
+    grad: torch.Tensor, gate_up: torch.Tensor, up_is_first: bool, activation: str
+) -> torch.Tensor:
+    """`swiglu_halves_backward_torch` by a kernel."""
+    from ..kernels.swiglu import swiglu_halves_backward_kernel as kernel
+
+    return launch(kernel, as_rows(grad), as_rows(gate_up), up_is_first, activation).view(gate_up.shape)
+
+
 # ---- gradients of both ----------------------------------------------------------------------------------------------
 
 
@@ -113,3 +175,19 @@ def _gradients_by(backward: Any) -> Any:
 
 swiglu_torch.register_autograd(_gradients_by(swiglu_backward_torch), setup_context=_save)
 swiglu_kernel.register_autograd(_gradients_by(swiglu_backward_kernel), setup_context=_save)
+
+
+def _save_halves(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    gate_up, *ctx.options = inputs
+    ctx.save_for_backward(gate_up)
+
+
+def _gradient_by(backward: Any) -> Any:
+    def gradient(ctx: Any, grad: torch.Tensor) -> tuple:
+        return backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), None, None
+
+    return gradient
+
+
+swiglu_halves_torch.register_autograd(_gradient_by(swiglu_halves_backward_torch), setup_context=_save_halves)
+swiglu_halves_kernel.register_autograd(_gradient_by(swiglu_halves_backward_kernel), setup_context=_save_halves)
