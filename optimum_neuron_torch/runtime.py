@@ -133,12 +133,16 @@ def is_neuron(tensor: Any) -> bool:
 # ---- NKI kernels ----------------------------------------------------------------------------------------------------
 
 
-def kernels_run() -> bool:
-    """Whether NKI ops launch their kernels: on a real device with NKI, and in this thread within `simulating()`.
+def kernels_run(tensor: Any = None) -> bool:
+    """Whether NKI ops launch their kernels, for `tensor` where one is given: on a real device with NKI for what is on
+    it, and in this thread within `simulating()` for tensors of any device.
 
     Elsewhere they compute with torch. Dynamo traces this, and makes another graph where the answer changes.
     """
-    return getattr(_kernels, "simulating", False) or _has_native_kernels()
+    is_simulating = getattr(_kernels, "simulating", None)
+    if is_simulating is not None:
+        return is_simulating
+    return _has_native_kernels() and (tensor is None or is_neuron(tensor))
 
 
 # Contexts that hold while kernels are simulated in some thread: what brings calls of foreign code to the kernels.
@@ -159,10 +163,13 @@ _prepare_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]  #
 
 @contextlib.contextmanager
 def simulating(is_on: bool = True) -> Iterator[None]:
-    """Within the block, and in this thread, NKI ops launch their kernels in the NKI simulator (or, off, do not)."""
+    """Within the block, and in this thread, NKI ops launch their kernels in the NKI simulator.
+
+    Or, off, launch none, those of a real device neither.
+    """
     import torch
 
-    before = getattr(_kernels, "simulating", False)
+    before = getattr(_kernels, "simulating", None)
     with contextlib.ExitStack() as stack:
         if is_on and torch.compiler.is_dynamo_compiling():
             # A block that is traced ends when tracing does: a guard on what its contexts change would fail ever after.

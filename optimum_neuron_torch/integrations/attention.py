@@ -41,7 +41,7 @@ def nki_attention_forward(
     if reason is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if not kernels_run():  # where they do, PyTorch's function, exchanged for ours, says so
+        if not kernels_run(query):  # where they do, PyTorch's function, exchanged for ours, says so
             refused(reason)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
@@ -59,7 +59,7 @@ def nki_attention_forward(
     if position_bias is not None:
         bias = _added(position_bias, bias)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    reason = ops.refusal(query, key, value, scale) if kernels_run() else None
+    reason = ops.refusal(query, key, value, scale) if kernels_run(query) else None
     if reason is None:
         record_path(ops.computed_by(query, key, value, bias, s_aux, scale), whole)
     else:
@@ -114,7 +114,7 @@ def what_is_seen(
         return None, _causal_mask(queries, keys, query.device), False, ""
     seen = seen_in(mask)
     if seen.unknown is None and mask.shape[-2:] == (queries, keys):
-        if seen.ranges_B1Q2 is None or kernels_run():
+        if seen.ranges_B1Q2 is None or kernels_run(query):
             return seen.ranges_B1Q2, seen.padding_B11K, seen.is_causal, ""
         # Torch attends with a mask, and the one that all layers share is at hand.
         return None, mask, False, ""

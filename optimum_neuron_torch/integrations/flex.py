@@ -49,7 +49,7 @@ def on_neuron(stock: Callable[..., Any]) -> Callable[..., Any]:
         ranges, bias, is_causal, whole = what_is_seen(query, key, mask, False)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
-        reason = ops.refusal(query, key, value, scale) if kernels_run() else None
+        reason = ops.refusal(query, key, value, scale) if kernels_run(query) else None
         if reason is None:
             record_path(
                 ops.computed_by(query, key, value, bias, None, scale), f"{FUNCTION}, {whole}" if whole else FUNCTION

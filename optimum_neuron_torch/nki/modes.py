@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from .. import runtime
 
 
-def kernels_run() -> bool:
-    """Whether NKI ops launch their kernels in this thread: on a real device, and within `simulation()`."""
-    return runtime.kernels_run()
+def kernels_run(tensor: torch.Tensor | None = None) -> bool:
+    """Whether NKI ops launch their kernels in this thread, for `tensor` where one is given: on a real device for what
+    is on it, and within `simulation()`.
+    """
+    return runtime.kernels_run(tensor)
 
 
 @contextmanager

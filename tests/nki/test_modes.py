@@ -27,6 +27,30 @@ def test_kernels_run_within_simulation_and_in_that_thread_alone():
     assert not kernels_run()
 
 
+def test_native_kernels_run_for_what_is_on_the_device(monkeypatch):
+    """As where the package is the native one: a model that was moved to the host computes there."""
+    monkeypatch.setattr(runtime, "_finds_native_kernels", lambda: True)
+    host, neuron = torch.ones(2, 4), torch.ones(2, 4, device="neuron")
+    assert kernels_run() and kernels_run(neuron) and not kernels_run(host)
+    with runtime.simulating(False):
+        assert not kernels_run() and not kernels_run(neuron)
+    assert kernels_run(neuron)
+
+    def fail(*args):
+        raise AssertionError("a kernel was launched on the host")
+
+    for op in ("attention", "rms_norm", "layer_norm", "swiglu"):
+        monkeypatch.setattr(f"optimum_neuron_torch.nki.ops.{op}.launch", fail)
+    query = torch.randn(1, 2, 4, 8)
+    for result in (
+        ont.nki.attention(query, query, query), ont.nki.rms_norm(query), ont.nki.layer_norm(query),
+        ont.nki.swiglu(query, query), ont.nki.swiglu_halves(torch.randn(1, 2, 4, 16)),
+    ):  # fmt: skip
+        assert result.shape == query.shape
+    with pytest.raises(AssertionError, match="launched"):
+        ont.nki.rms_norm(neuron)
+
+
 def test_simulation_ends_with_its_block_where_that_raises():
     with pytest.raises(ZeroDivisionError), ont.nki.simulation():
         raise ZeroDivisionError

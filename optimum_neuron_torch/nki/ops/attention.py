@@ -61,7 +61,7 @@ def computed_by(
     scale: float = 1.0,
 ) -> str:
     """Who computes a call of `attention`: FLASH_KERNEL, DECODE_KERNEL or TORCH."""
-    if not kernels_run() or refusal(query_BHQD, key_BGKD, value_BGKE, scale) is not None:
+    if not kernels_run(query_BHQD) or refusal(query_BHQD, key_BGKD, value_BGKE, scale) is not None:
         return TORCH
     return DECODE_KERNEL if _is_decode(query_BHQD, key_BGKD, value_BGKE, bias, sinks_H) else FLASH_KERNEL
 

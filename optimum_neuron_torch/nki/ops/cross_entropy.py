@@ -29,7 +29,7 @@ def cross_entropy(
 ) -> torch.Tensor:
     """As `optimum_neuron_torch.nki.cross_entropy`, by a kernel where one runs and can take the call."""
     options = (ignore_index, label_smoothing, softcap, reduction)
-    if kernels_run() and refusal(logits_TV, label_smoothing, softcap) is None:
+    if kernels_run(logits_TV) and refusal(logits_TV, label_smoothing, softcap) is None:
         return cross_entropy_kernel(logits_TV, labels_T, *options)[0]
     return cross_entropy_torch(logits_TV, labels_T, *options)
 

@@ -14,7 +14,7 @@ def layer_norm(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
     """As `optimum_neuron_torch.nki.layer_norm`, by a kernel where one runs and can take the call."""
-    takes_kernel = kernels_run() and refusal(x, eps) is None
+    takes_kernel = kernels_run(x) and refusal(x, eps) is None
     return (layer_norm_kernel if takes_kernel else layer_norm_torch)(x, weight, bias, eps)
 
 

@@ -17,7 +17,7 @@ def rms_norm(
     scales_in_float32: bool = False,
 ) -> torch.Tensor:
     """As `optimum_neuron_torch.nki.rms_norm`, by a kernel where one runs and can take the call."""
-    takes_kernel = kernels_run() and refusal(x, weight, eps, scales_in_float32) is None
+    takes_kernel = kernels_run(x) and refusal(x, weight, eps, scales_in_float32) is None
     operator = rms_norm_kernel if takes_kernel else rms_norm_torch
     return operator(x, weight, eps, offset, scales_in_float32)
 
@@ -31,7 +31,7 @@ def add_rms_norm(
     scales_in_float32: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `optimum_neuron_torch.nki.add_rms_norm`, by a kernel where one runs and can take the call."""
-    takes_kernel = kernels_run() and refusal(x, weight, eps, scales_in_float32, residual) is None
+    takes_kernel = kernels_run(x) and refusal(x, weight, eps, scales_in_float32, residual) is None
     operator = add_rms_norm_kernel if takes_kernel else add_rms_norm_torch
     return operator(x, residual, weight, eps, offset, scales_in_float32)
 

@@ -27,7 +27,7 @@ def rotary_embedding(
     tensors = (query_BHSD, key_BGSD, cos_BSR, sin_BSR)
     if torch.is_grad_enabled() and (cos_BSR.requires_grad or sin_BSR.requires_grad):
         return _rotated_both(*tensors, interleaved)  # the operators have gradients of query and key alone
-    takes_kernel = kernels_run() and refusal(*tensors) is None
+    takes_kernel = kernels_run(tensors[0]) and refusal(*tensors) is None
     return (rotary_embedding_kernel if takes_kernel else rotary_embedding_torch)(*tensors, interleaved)
 
 

@@ -17,13 +17,13 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
     """As `optimum_neuron_torch.nki.swiglu`, by a kernel where one runs and can take the call."""
-    takes_kernel = kernels_run() and refusal(gate, up) is None
+    takes_kernel = kernels_run(gate) and refusal(gate, up) is None
     return (swiglu_kernel if takes_kernel else swiglu_torch)(gate, up, activation)
 
 
 def swiglu_halves(gate_up: torch.Tensor, up_is_first: bool = False, activation: str = "silu") -> torch.Tensor:
     """As `optimum_neuron_torch.nki.swiglu_halves`, by a kernel where one runs and can take the call."""
-    takes_kernel = kernels_run() and refusal_of_rows(gate_up) is None
+    takes_kernel = kernels_run(gate_up) and refusal_of_rows(gate_up) is None
     return (swiglu_halves_kernel if takes_kernel else swiglu_halves_torch)(gate_up, up_is_first, activation)
 
 
