@@ -1,5 +1,6 @@
 """Settings of the whole test run, unit and model tests: no hub, one thread, and a compile cache of its own."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -27,10 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def not_warm() -> Iterator[None]:
-    """Where one file warmed a model up, graphs of the next are no errors under strict "recompile": files are run in
-    any order.
+def nothing_left_over() -> Iterator[None]:
+    """Files are run in any order. Where one warmed a model up, graphs of the next are no errors under strict
+    "recompile"; tensors that one left in cycles do not leave the device's memory while the next measures it.
     """
+    gc.collect()
     yield
     mark_warm = getattr(sys.modules.get("torch_neuronx.metrics"), "mark_warm", None)
     if mark_warm is not None:
