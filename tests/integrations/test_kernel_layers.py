@@ -48,17 +48,9 @@ from transformers.models.t5.modeling_t5 import T5DenseGatedActDense, T5LayerNorm
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch import NeuronConfig
-from optimum_neuron_torch.integrations.kernel_layers import (
-    Experts,
-    FusedMLP,
-    GatedMLP,
-    Halves,
-    KernelLayers,
-    Norm,
-    Rotary,
-    recognise,
-    recognise_rotary,
-)
+from optimum_neuron_torch.integrations.kernel_layers import KernelLayers
+from optimum_neuron_torch.integrations.layer_recognition import recognise, recognise_rotary
+from optimum_neuron_torch.integrations.layer_variants import Experts, FusedMLP, GatedMLP, Halves, Norm, Rotary
 from optimum_neuron_torch.report import StrictError
 
 

@@ -1,0 +1,160 @@
+"""What layers of Transformers compute that our kernels do: their forms, and what takes their forwards' place.
+
+Where no kernel runs, or it cannot take a call, a layer runs its own forward.
+
+Shape legend: B batch, H query heads, G key heads, S positions, D head size, R rotated part of it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import runtime
+from ..nki.modes import kernels_run
+from ..nki.ops import rms_norm as rms_norm_ops
+from ..nki.ops import rotary_embedding as rotary_ops
+from ..nki.ops import swiglu as swiglu_ops
+
+
+VARIANT = "_neuron_variant"
+# The method in which Transformers' experts are gated.
+GATE = "_apply_gate"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm: the attributes that hold its weight and epsilon, and how it scales (see `nki.rms_norm`)."""
+
+    weight: str | None
+    eps: str
+    offset: float
+    scales_in_float32: bool
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """`down(act(gate(x)) * up(x))`: the attributes that hold the projections, and the activation."""
+
+    gate: str
+    up: str
+    down: str
+    activation: str
+
+
+@dataclass(frozen=True)
+class Halves:
+    """`act(gate) * up` of the halves of what one projection gives, of which the gate is the first or the second."""
+
+    activation: str
+    up_is_first: bool
+
+
+@dataclass(frozen=True)
+class FusedMLP:
+    """A gated MLP whose gate and up are one projection: the attributes that hold the projections, and the halves."""
+
+    gate_up: str
+    down: str
+    halves: Halves
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts of one layer, whose weights are parameters: how their method `_apply_gate` gates rows of them all."""
+
+    halves: Halves
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """A function that rotates queries and keys: which elements turn together, whether it takes the first half of
+    cosines and sines for pairs of neighbours, and whether it computes in float32.
+    """
+
+    interleaved: bool
+    repeats_half: bool
+    in_float32: bool
+
+
+Variant = Norm | GatedMLP | FusedMLP | Experts | Rotary
+
+
+# ---- what takes a layer's forward's place ---------------------------------------------------------------------------
+
+
+def run_norm(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    variant: Norm = getattr(layer, VARIANT)
+    if runtime.is_neuron(hidden_states) and kernels_run():
+        weight = None if variant.weight is None else getattr(layer, variant.weight)
+        arguments = (hidden_states, weight, getattr(layer, variant.eps))
+        if rms_norm_ops.refusal(*arguments, variant.scales_in_float32) is None:
+            return rms_norm_ops.rms_norm(*arguments, variant.offset, variant.scales_in_float32)
+    return type(layer).forward(layer, hidden_states)
+
+
+def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    variant: GatedMLP = getattr(layer, VARIANT)
+    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+        return type(layer).forward(layer, hidden_states)
+    gate, up = getattr(layer, variant.gate)(hidden_states), getattr(layer, variant.up)(hidden_states)
+    return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.activation))
+
+
+def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    variant: FusedMLP = getattr(layer, VARIANT)
+    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+        return type(layer).forward(layer, hidden_states)
+    gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
+    return getattr(layer, variant.down)(swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation))
+
+
+# Called as the method whose place it takes: by that name a bound method is pickled, as in a stored graph.
+def _apply_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
+    variant: Experts = getattr(layer, VARIANT)
+    if not (runtime.is_neuron(gate_up) and kernels_run()):
+        return type(layer)._apply_gate(layer, gate_up)
+    return swiglu_ops.swiglu_halves(gate_up, variant.halves.up_is_first, variant.halves.activation)
+
+
+run_gate = _apply_gate
+
+
+def run_rotary(
+    layer: torch.nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    unsqueeze_dim: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    variant: Rotary = getattr(layer, VARIANT)
+    if runtime.is_neuron(q) and kernels_run() and unsqueeze_dim in (1, 2):
+        tensors = as_rotated(variant, q, k, cos, sin, unsqueeze_dim)
+        if _fits(*tensors) and rotary_ops.refusal(*tensors) is None:
+            return rotate(variant, tensors, (q.dtype, k.dtype), unsqueeze_dim)
+    return type(layer).forward(layer, q, k, cos, sin, unsqueeze_dim)
+
+
+def as_rotated(variant: Rotary, q, k, cos, sin, unsqueeze_dim: int) -> tuple[torch.Tensor, ...]:
+    """Queries (B, H, S, D), keys (B, G, S, D), cosines and sines (B, S, R), as the op takes them."""
+    if unsqueeze_dim == 2 and q.dim() == k.dim() == 4:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    if variant.repeats_half:
+        cos, sin = (part[..., : part.shape[-1] // 2].repeat_interleave(2, -1) for part in (cos, sin))
+    return tuple(tensor.float() for tensor in (q, k, cos, sin)) if variant.in_float32 else (q, k, cos, sin)
+
+
+def _fits(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    if not (q.dim() == k.dim() == 4 and cos.dim() == 3 and cos.shape == sin.shape):
+        return False
+    is_for_all = q.shape[2] == k.shape[2] == cos.shape[1] and cos.shape[0] in (1, q.shape[0])
+    return is_for_all and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] >= cos.shape[2]
+
+
+def rotate(
+    variant: Rotary, tensors: tuple[torch.Tensor, ...], dtypes: tuple[torch.dtype, ...], unsqueeze_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k = rotary_ops.rotary_embedding(*tensors, variant.interleaved)
+    if variant.in_float32:
+        q, k = q.to(dtypes[0]), k.to(dtypes[1])
+    return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim == 2 else (q, k)
