@@ -72,11 +72,11 @@ class TracedPaths(Counter):
 
 
 @contextmanager
-def counting(paths: Counter) -> Iterator[None]:
-    """Count in `paths` the paths of what runs within the block; `TracedPaths`: of what is traced."""
+def counting(paths: Counter) -> Iterator[Counter]:
+    """Count in `paths`, which it gives, the paths of what runs within the block; `TracedPaths`: of what is traced."""
     token = _counting.set(paths)
     try:
-        yield
+        yield paths
     finally:
         _counting.reset(token)
 

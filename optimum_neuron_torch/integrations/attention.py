@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from ..buckets.blocks import CROSSINGS_OF_TENSORS
-from ..buckets.notes import note
+from ..buckets.notes import count, note
 from ..nki.masks import NAME, SEEN, seen_in
 from ..nki.modes import kernels_run
 from ..nki.ops import attention as ops
-from ..nki.paths import record
 from .masks_in_blocks import MaskCrossing
 
 
@@ -59,23 +58,38 @@ def nki_attention_forward(
     if position_bias is not None:
         bias = _added(position_bias, bias)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    reason = ops.refusal(query, key, value, scale) if kernels_run(query) else None
-    if reason is None:
-        record_path(ops.computed_by(query, key, value, bias, s_aux, scale), whole)
-    else:
-        refused(reason)
+    record_call(query, key, value, bias, s_aux, scale, whole)
     output_BHQD = ops.attention(query, key, value, ranges, bias, s_aux, scale, softcap, is_causal)
     return output_BHQD.transpose(1, 2).contiguous(), None
 
 
-def record_path(who: str, further: str = "") -> None:
+def record_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    *further: str,
+) -> None:
+    """Count a call of the op by who computes it, and by what else tells it from others; where kernels run and none
+    takes it, tell whoever listens.
+    """
+    reason = ops.refusal(query, key, value, scale) if kernels_run(query) else None
+    if reason is None:
+        record_path(ops.computed_by(query, key, value, bias, sinks, scale), *further)
+    else:
+        refused(reason)
+
+
+def record_path(who: str, *further: str) -> None:
     """Count a call of the op: `who` computes it; `further` tells it from others."""
-    record(f"{NAME} ({who}), {further}" if further else f"{NAME} ({who})")
+    count(", ".join([f"{NAME} ({who})", *filter(None, further)]))
 
 
 def refused(reason: str) -> None:
     """Count a call that no kernel takes, and tell whoever listens."""
-    record(f"sdpa ({reason})")
+    count(f"sdpa ({reason})")
     note(f"no kernel takes it ({reason}): PyTorch's attention does")
 
 

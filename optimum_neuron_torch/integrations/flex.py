@@ -14,9 +14,8 @@ import torch
 
 from .. import runtime
 from ..nki.masks import SEEN, Seen, nki_mask, seen_in_values, with_known
-from ..nki.modes import kernels_run
 from ..nki.ops import attention as ops
-from .attention import nki_attention_forward, record_path, refused, what_is_seen
+from .attention import nki_attention_forward, record_call, what_is_seen
 
 
 FUNCTION = "flex_attention"
@@ -49,13 +48,7 @@ def on_neuron(stock: Callable[..., Any]) -> Callable[..., Any]:
         ranges, bias, is_causal, whole = what_is_seen(query, key, mask, False)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
-        reason = ops.refusal(query, key, value, scale) if kernels_run(query) else None
-        if reason is None:
-            record_path(
-                ops.computed_by(query, key, value, bias, None, scale), f"{FUNCTION}, {whole}" if whole else FUNCTION
-            )
-        else:
-            refused(reason)
+        record_call(query, key, value, bias, None, scale, FUNCTION, whole)
         return ops.attention(query, key, value, ranges, bias, None, scale, None, is_causal)
 
     return flex_attention

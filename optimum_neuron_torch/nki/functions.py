@@ -275,7 +275,6 @@ def _check_masks(
         raise ValueError(f"bias has the dtype {bias.dtype}, expected torch.bool or floating point")
     if sinks_H is not None and sinks_H.shape != (heads,):
         raise ValueError(f"sinks_H has the shape {tuple(sinks_H.shape)}, expected ({heads},)")
-
     if sinks_H is not None and not sinks_H.is_floating_point():
         raise ValueError(f"sinks_H has the dtype {sinks_H.dtype}, expected floating point")
 

@@ -1,38 +1,7 @@
-"""Which path calls take: of models' attention, counted for reports; of people's own calls, where no kernel takes
-one.
-"""
+"""Calls of people's own that no kernel takes."""
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
-
-from ..buckets.notes import count, ledger_outside_graphs
+from ..buckets.notes import ledger_outside_graphs
 from .modes import kernels_run
-
-
-_recorders: list[Counter] = []
-
-
-@contextmanager
-def recording() -> Iterator[Counter]:
-    """Count, within the block, which path each eager attention call took (in a graph it was chosen when traced)."""
-    paths: Counter = Counter()
-    _recorders.append(paths)
-    try:
-        yield paths
-    finally:
-        # By identity: equal counters of nested blocks are not the same.
-        _recorders[:] = [recorder for recorder in _recorders if recorder is not paths]
-
-
-def record(path: str) -> None:
-    """Count one call: in a graph, for each call of that."""
-    count(path)
-    if not torch.compiler.is_dynamo_compiling():
-        for recorder in _recorders:
-            recorder[path] += 1
 
 
 def tell_refusal(function: str, reason: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from transformers import (
 )
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.nki.paths import recording
+from optimum_neuron_torch.buckets.notes import counting
 from optimum_neuron_torch.report import StrictError
 from tests.tiny_models import TINY
 
@@ -131,7 +132,10 @@ def test_what_attention_adds_to_scores_is_learned(kind, where):
         return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
     expected_loss, expected = gradients("eager")
-    with recording() as paths, ont.nki.simulation() if where == "kernels" else contextlib.nullcontext([]) as runs:
+    with (
+        counting(Counter()) as paths,
+        ont.nki.simulation() if where == "kernels" else contextlib.nullcontext([]) as runs,
+    ):
         loss, found = gradients("nki")
     assert all(path.startswith("nki") for path in paths)
     assert bool(runs) == (where == "kernels")

@@ -1,6 +1,7 @@
 """Diffusers' models with attention by kernels, in the simulator, beside the CPU's own."""
 
 import functools
+from collections import Counter
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from diffusers import (
 )
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.nki.paths import recording
+from optimum_neuron_torch.buckets.notes import counting
 
 
 def randn(*shape):
@@ -116,7 +117,7 @@ def run(model, inputs, dtype=torch.float32):
 
 def test_float32(case):
     _, model, inputs, expected, calls = case
-    with ont.nki.simulation() as runs, recording() as paths:
+    with ont.nki.simulation() as runs, counting(Counter()) as paths:
         found = run(model.to("neuron"), inputs)
     assert len(runs) == calls > 0 and sum(paths.values()) == calls and all("kernel), scaled" in path for path in paths)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -1,10 +1,12 @@
 """PyTorch's scaled_dot_product_attention on neuron: by the kernels where they run, else as PyTorch computes it."""
 
+import contextvars
 import copy
 import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import optimum_neuron_torch as ont
-from optimum_neuron_torch.nki.paths import recording
+from optimum_neuron_torch.buckets.notes import counting
 from optimum_neuron_torch.report import StrictError
 
 
@@ -83,7 +85,7 @@ TAKEN = {
 def test_calls_that_a_kernel_takes(case):
     tensors, options = TAKEN[case]
     expected = STOCK(*(tensor.double() for tensor in tensors), **in_float64(options))
-    with ont.nki.simulation() as runs, recording() as paths:
+    with ont.nki.simulation() as runs, counting(Counter()) as paths:
         output = F.scaled_dot_product_attention(*(tensor.to("neuron") for tensor in tensors), **on_neuron(options))
     (path,) = paths.elements()
     assert len(runs) == 1 and path == PATHS["decode" in str(runs[0])]
@@ -107,7 +109,7 @@ def test_calls_that_no_kernel_takes_are_pytorchs_own_and_have_a_reason(case):
     tensors, options, reason = REFUSED[case]
     tensors, options = [tensor.to("neuron") for tensor in tensors], on_neuron(options)
     expected = STOCK(*tensors, **options)
-    with ont.nki.simulation() as runs, recording() as paths:
+    with ont.nki.simulation() as runs, counting(Counter()) as paths:
         output = F.scaled_dot_product_attention(*tensors, **options)
     (path,) = paths
     assert runs == [] and path.startswith("sdpa (") and reason in path
@@ -331,10 +333,12 @@ def test_multihead_attention_of_pytorch():
 
 def test_tensors_of_the_host_and_other_threads_are_left_alone():
     query = inputs()[0]
-    with ont.nki.simulation() as runs, recording() as paths:
+    with ont.nki.simulation() as runs, counting(Counter()) as paths:
         F.scaled_dot_product_attention(query, query, query)
         moved = query.to("neuron")
-        thread = threading.Thread(target=lambda: F.scaled_dot_product_attention(moved, moved, moved))
+        context = contextvars.copy_context()  # what it counted would be among the paths
+        arguments = (F.scaled_dot_product_attention, moved, moved, moved)
+        thread = threading.Thread(target=context.run, args=arguments)
         thread.start()
         thread.join()
     assert runs == [] and paths == {}

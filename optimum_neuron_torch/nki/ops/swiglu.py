@@ -50,10 +50,22 @@ def _gate_gradient(grad: torch.Tensor, gate: torch.Tensor, activation: str) -> t
     return torch.ops.aten.gelu_backward(grad, gate, approximate=approximate)
 
 
+def _gated(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    return (_activated(gate, activation) * up).contiguous()
+
+
+def _gradients(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_activated = (grad * up).sum_to_size(gate.shape).to(gate.dtype)
+    grad_up = (grad * _activated(gate, activation)).sum_to_size(up.shape).to(up.dtype)
+    return _gate_gradient(grad_activated.contiguous(), gate.contiguous(), activation), grad_up.contiguous()
+
+
 @torch_op("swiglu")
 def swiglu_torch(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     """`act(gate) * up`, the activation rounded to the dtype of `gate`."""
-    return (_activated(gate, activation) * up).contiguous()
+    return _gated(gate, up, activation)
 
 
 def _empty_output(gate, up, activation):
@@ -68,9 +80,7 @@ def swiglu_backward_torch(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of `gate` and `up`."""
-    grad_activated = (grad * up).sum_to_size(gate.shape).to(gate.dtype)
-    grad_up = (grad * _activated(gate, activation)).sum_to_size(up.shape).to(up.dtype)
-    return _gate_gradient(grad_activated.contiguous(), gate.contiguous(), activation), grad_up.contiguous()
+    return _gradients(grad, gate, up, activation)
 
 
 def _empty_gradients(grad, gate, up, activation):
@@ -89,8 +99,7 @@ def halves_of(gate_up: torch.Tensor, up_is_first: bool) -> tuple[torch.Tensor, t
 @torch_op("swiglu_halves")
 def swiglu_halves_torch(gate_up: torch.Tensor, up_is_first: bool, activation: str) -> torch.Tensor:
     """`swiglu_torch` of the halves."""
-    gate, up = halves_of(gate_up, up_is_first)
-    return (_activated(gate, activation) * up).contiguous()
+    return _gated(*halves_of(gate_up, up_is_first), activation)
 
 
 def _empty_half(gate_up, up_is_first, activation):
@@ -105,9 +114,7 @@ def swiglu_halves_backward_torch(
     grad: torch.Tensor, gate_up: torch.Tensor, up_is_first: bool, activation: str
 ) -> torch.Tensor:
     """The gradient of `gate_up`."""
-    gate, up = halves_of(gate_up, up_is_first)
-    grad_gate = _gate_gradient(grad * up, gate.contiguous(), activation)
-    grad_up = grad * _activated(gate, activation)
+    grad_gate, grad_up = _gradients(grad, *halves_of(gate_up, up_is_first), activation)
     return torch.cat((grad_up, grad_gate) if up_is_first else (grad_gate, grad_up), dim=-1)
 
 
