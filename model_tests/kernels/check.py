@@ -22,7 +22,6 @@ from model_tests.architectures.architecture import Architecture
 from model_tests.architectures.cached_step import CachedStep
 from model_tests.architectures.check import SMALLEST_GRADIENT, TOLERANCE, describe, largest_difference, stirred
 from model_tests.kernels.outcome import DIFFERS, EQUAL, FAILED, PLAIN, Cell, Outcome
-from optimum_neuron_torch.nki.paths import recording
 
 
 # Mean distance from float32 over that of the CPU's bfloat16: both round, not alike.
@@ -152,10 +151,11 @@ class _Seen:
 @contextlib.contextmanager
 def _collected(seen: _Seen) -> Iterator[None]:
     before = ont.report()
-    with recording() as paths, ont.nki.simulation() as runs:
+    with ont.nki.simulation() as runs:
         yield
     after = ont.report()
-    seen.kernels, seen.paths = Counter(run.kernel for run in runs), Counter(paths)
+    seen.kernels = Counter(run.kernel for run in runs)
+    seen.paths = Counter(after.attention) - Counter(before.attention)
     seen.graphs = after.graphs - before.graphs
     seen.breaks = len(after.graph_breaks) - len(before.graph_breaks)
 
