@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import logging
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from transformers.utils import is_kernels_available
 
 from .. import runtime
 from ..report import Ledger
@@ -33,13 +31,12 @@ from .layer_variants import (
     run_norm,
     run_rotary,
 )
+from .rotary_functions import as_layer, leave, rotary_places
 
 
 logger = logging.getLogger(__name__)
 
 KIND = "kernels"
-# As the package's layers for it are called.
-ROTARY = "rotary_pos_emb"
 
 
 # ---- through the `kernels` package ---------------------------------------------------------------------------------
@@ -168,6 +165,7 @@ class KernelLayers:
             if not users:
                 _users.pop(function, None)
                 _give_back(function)
+                leave(function)
         self._layers, self._functions = [], []
 
     def __str__(self) -> str:
@@ -213,31 +211,12 @@ def _exchange(model: torch.nn.Module, exchanged: KernelLayers) -> Iterator[tuple
             reason = exchanged.exchange(layer, variant)
         if reason is not None:
             yield type(layer).__name__, reason
-    functions = rotary_functions(model)
-    for name, function in functions.items():
+    for place in rotary_places(model):
+        function = as_layer(place.function)
         variant, reason = recognise_rotary(function)
         if variant is not None:
             reason = exchanged.exchange(function, variant)
-        if reason is not None:
-            yield name, reason
-    if (
-        not functions
-        and not is_kernels_available()
-        and any(name.endswith("inv_freq") for name, _ in model.named_buffers())
-    ):
-        yield "rotary embedding", "Transformers makes no layers of its functions with this version of `kernels`"
-
-
-def rotary_functions(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The functions that code of `model` calls, where Transformers has made layers of them, by name.
-
-    What a module says it calls may be a copy, if the module is: so they are found where its code finds them.
-    """
-    kinds = {type(layer) for layer in model.modules() if vars(layer).get("_kernel_funcs")}
-    files = {kind.__module__ for kind in kinds} & sys.modules.keys()
-    return {
-        f"{name} of {file}": value
-        for file in sorted(files)
-        for name, value in vars(sys.modules[file]).items()
-        if getattr(type(value), "kernel_layer_name", None) == ROTARY
-    }
+        if reason is None:
+            place.take(function)
+        else:
+            yield str(place), reason

@@ -158,6 +158,12 @@ def _install_hooks_while_traced(module: ModuleType) -> Undo:
     return replace(module, "maybe_install_capturing_hooks", wrap)
 
 
+def _let_functions_be_layers(module: ModuleType) -> Undo:
+    from ..integrations import rotary_functions
+
+    return all_of([replace(rotary_functions, "put", lambda _: replace), rotary_functions.leave_all])
+
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "transformers: from_pretrained prepares",
@@ -218,6 +224,12 @@ ENTRIES: tuple[Entry, ...] = (
         "transformers.utils.output_capturing",
         _install_hooks_while_traced,
         "a lock that Dynamo can enter, or none while tracing, in maybe_install_capturing_hooks",
+    ),
+    Entry(
+        "transformers: rotary functions become layers while a model that kernels serve calls them",
+        "transformers.modeling_utils",
+        _let_functions_be_layers,
+        "layers made of the functions by any version of `kernels`, or without it, by use_kernel_forward_from_hub",
     ),
     Entry(
         "transformers: pipelines end on neuron",

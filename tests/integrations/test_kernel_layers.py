@@ -5,7 +5,6 @@ where kernels run, given back.
 import builtins
 import copy
 import gc
-import inspect
 import pickle
 from collections import Counter
 
@@ -36,7 +35,7 @@ from transformers.models.glm import modeling_glm
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.llama4 import modeling_llama4
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
@@ -51,6 +50,7 @@ from optimum_neuron_torch import NeuronConfig
 from optimum_neuron_torch.integrations.kernel_layers import KernelLayers
 from optimum_neuron_torch.integrations.layer_recognition import recognise, recognise_rotary
 from optimum_neuron_torch.integrations.layer_variants import Experts, FusedMLP, GatedMLP, Halves, Norm, Rotary
+from optimum_neuron_torch.integrations.rotary_functions import as_layer, leave_all, rotary_places
 from optimum_neuron_torch.report import StrictError
 
 
@@ -333,7 +333,7 @@ def test_results_and_runs(family):
     assert (kernels["rms_norm_kernel"], kernels["swiglu_kernel"]) == (norms, 2)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert model.state_dict().keys() == stock.state_dict().keys()
-    assert {row["where"] for row in ont.report(model).departures} <= {"rotary embedding"}
+    assert ont.report(model).departures == []
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids())}
     assert torch.equal(model.generate(ids(), **options), stock.generate(ids(), **options))
 
@@ -358,7 +358,7 @@ def test_halves_of_one_projection(case, settings):
             found = model(ids(), use_cache=False).logits.cpu()
     assert Counter(run.kernel for run in runs)["swiglu_halves_kernel"] == sum(layers.values())
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert {row["where"] for row in ont.report(model).departures} <= {"rotary embedding"}
+    assert ont.report(model).departures == []
     assert f"{sum(layers.values())} {next(iter(layers))}" in str(model._neuron_prepared.layers)
     for prepared in (copy.deepcopy(model), model):
         ont.unprepare(prepared)
@@ -422,6 +422,18 @@ def test_unprepare_gives_forwards_back(llama):
     assert all(not name.startswith("_neuron_") for layer in model.modules() for name in vars(layer))
 
 
+def rotary_function():
+    return modeling_llama.apply_rotary_pos_emb
+
+
+@pytest.fixture
+def stock_function():
+    """What Llama's code calls while no model is prepared: a layer only where Transformers makes it one."""
+    gc.collect()  # models of other tests that call it
+    leave_all()
+    return rotary_function()
+
+
 def test_copies_run_their_own_layers(llama):
     model = ont.prepare(copy.deepcopy(llama), SIMULATED)
     twin = copy.deepcopy(model)
@@ -433,8 +445,8 @@ def test_copies_run_their_own_layers(llama):
     assert exchanged(twin) == {} and exchanged(model).total() == 7
 
 
-def test_pickled_models_have_their_own_forwards(llama):
-    if not inspect.isfunction(modeling_llama.apply_rotary_pos_emb):
+def test_pickled_models_have_their_own_forwards(llama, stock_function):
+    if isinstance(stock_function, torch.nn.Module):
         pytest.skip("models that hold functions as layers cannot be pickled")
     model = ont.prepare(copy.deepcopy(llama), SIMULATED)
     loaded = pickle.loads(pickle.dumps(model)).to("cpu")
@@ -530,15 +542,6 @@ def test_without_the_package_that_is_reported(llama, monkeypatch):
 # ---- rotary embedding -----------------------------------------------------------------------------------------------
 
 
-def as_layer(function):
-    """As Transformers makes a layer of it, where it takes the version of the package that is there."""
-    return (
-        function
-        if isinstance(function, torch.nn.Module)
-        else kernels.use_kernel_forward_from_hub("rotary_pos_emb")(function)
-    )
-
-
 ROTATIONS = {
     "halves": (modeling_llama.apply_rotary_pos_emb, Rotary(False, False, False)),
     "halves of a part": (modeling_gpt_neox.apply_rotary_pos_emb, Rotary(False, False, False)),
@@ -554,7 +557,7 @@ def test_rotations_are_known_by_what_they_compute(case):
 
 
 def backwards(q, k, cos, sin, unsqueeze_dim=1):
-    return modeling_llama.apply_rotary_pos_emb(q, k, cos, -sin, unsqueeze_dim)
+    return modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, -sin, unsqueeze_dim)
 
 
 @pytest.mark.parametrize(
@@ -570,21 +573,8 @@ def test_other_rotations_have_a_reason(function, reason):
     assert variant is None and reason in found
 
 
-@pytest.fixture
-def rotary_layer(monkeypatch):
-    """Llama's function, which Transformers makes a layer when it takes the installed version of the package."""
-    gc.collect()  # models of other tests that call it
-    layer = as_layer(modeling_llama.apply_rotary_pos_emb)
-    if layer is modeling_llama.apply_rotary_pos_emb:
-        return layer
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", layer)
-    monkeypatch.setattr(LlamaAttention, "__init__", LlamaAttention.__init__)  # taken back after the decorator
-    kernels.use_kernelized_func(layer)(LlamaAttention)
-    return layer
-
-
 @pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
-def test_models_rotate_by_the_kernel(rotary_layer, settings):
+def test_models_rotate_by_the_kernel(settings):
     torch._dynamo.reset()
     stock = made()
     with torch.no_grad():
@@ -594,48 +584,63 @@ def test_models_rotate_by_the_kernel(rotary_layer, settings):
         found = model(ids(), use_cache=False).logits.cpu()
         torch.testing.assert_close(stock(ids()).logits, expected)  # it calls the same function, on the CPU
     kernels_run = Counter(run.kernel for run in runs)
-    assert [kernels_run[f"{name}_kernel"] for name in ("rope", "rms_norm", "swiglu", "flash_attention")] == [
-        2,
-        5,
-        2,
-        2,
-    ]
+    names = ("rope", "rms_norm", "swiglu", "flash_attention")
+    assert [kernels_run[f"{name}_kernel"] for name in names] == [2, 5, 2, 2]
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-
-
-def test_a_function_is_exchanged_while_a_model_that_calls_it_is_prepared(rotary_layer):
-    stock = made()
-    model = ont.prepare(copy.deepcopy(stock), SIMULATED)
-    other = ont.prepare(copy.deepcopy(model), SIMULATED)
-    assert "forward" in vars(rotary_layer)
     ont.unprepare(model)
-    assert "forward" in vars(rotary_layer)
+
+
+def test_a_function_is_exchanged_while_a_model_that_calls_it_is_prepared(stock_function):
+    model = ont.prepare(made(), SIMULATED)
+    other = ont.prepare(copy.deepcopy(model), SIMULATED)
+    layer = rotary_function()
+    assert "forward" in vars(layer)
+    ont.unprepare(model)
+    assert rotary_function() is layer and "forward" in vars(layer)
     ont.unprepare(other)
-    assert "forward" not in vars(rotary_layer)
+    assert rotary_function() is stock_function and "forward" not in vars(layer)
     assert not [row for row in ont.report(ont.prepare(model, SIMULATED)).departures if row["kind"] == "kernels"]
     ont.unprepare(model)
+    assert rotary_function() is stock_function
 
 
-def test_rotations_along_another_axis_and_by_other_dtypes(rotary_layer):
+def test_a_function_that_somebody_put_there_meanwhile_stays(stock_function, monkeypatch):
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", stock_function)  # taken back after the test
+    model = ont.prepare(made(), SIMULATED)
+    modeling_llama.apply_rotary_pos_emb = backwards
+    ont.unprepare(model)
+    assert rotary_function() is backwards
+    report = ont.report(ont.prepare(model, SIMULATED))
+    reasons = {row["where"]: row["reason"] for row in report.departures if row["kind"] == "kernels"}
+    assert reasons == {
+        f"apply_rotary_pos_emb of {modeling_llama.__name__}": "it is no rotation of halves, or of neighbours, by its "
+        "cosines and sines"
+    }
+    ont.unprepare(model)
+    assert rotary_function() is backwards
+
+
+def test_rotations_along_another_axis_and_by_other_dtypes(stock_function):
     """(B, S, H, D), which some models have, and float32 cosines of bfloat16 heads, which no kernel takes."""
     model = ont.prepare(made(), SIMULATED)
     generator = torch.Generator().manual_seed(0)
     q, k, cos, sin = (torch.randn(s, generator=generator) for s in ((2, 5, 4, 8), (2, 5, 2, 8), (1, 5, 8), (1, 5, 8)))
     moved = [tensor.to("neuron") for tensor in (q, k, cos, sin)]
-    expected = type(rotary_layer).forward(rotary_layer, q, k, cos, sin, 2)
+    expected = stock_function(q, k, cos, sin, 2)
     with ont.nki.simulation() as runs:
-        found = rotary_layer(*moved, unsqueeze_dim=2)
+        found = rotary_function()(*moved, unsqueeze_dim=2)
     assert [run.kernel for run in runs] == ["rope_kernel"]
     for output, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(output.cpu(), reference, rtol=1e-5, atol=1e-5)
     with ont.nki.simulation() as runs:
-        rotary_layer(moved[0].bfloat16(), moved[1].bfloat16(), *moved[2:], unsqueeze_dim=2)
+        rotary_function()(moved[0].bfloat16(), moved[1].bfloat16(), *moved[2:], unsqueeze_dim=2)
     assert runs == []
     ont.unprepare(model)
 
 
-def test_functions_that_are_no_layers_are_reported(llama):
-    report = ont.report(ont.prepare(copy.deepcopy(llama), SIMULATED))
-    reasons = {row["where"]: row["reason"] for row in report.departures}
-    if inspect.isfunction(modeling_llama.apply_rotary_pos_emb):
-        assert "makes no layers of its functions" in reasons["rotary embedding"]
+def test_functions_stay_what_they_are_while_nothing_is_wired(stock_function):
+    ont.unwire()
+    try:
+        assert list(rotary_places(made())) == [] or isinstance(stock_function, torch.nn.Module)
+    finally:
+        ont.wire()
