@@ -14,6 +14,7 @@ import torch
 
 from ..buckets.shell import shell_of
 from ..nki.ops import rms_norm as rms_norm_ops
+from ..nki.ops import rotary_embedding as rotary_ops
 from ..nki.ops import swiglu as swiglu_ops
 from .layer_variants import GATE, Experts, FusedMLP, GatedMLP, Halves, Norm, Rotary, as_rotated, rotate
 
@@ -237,7 +238,8 @@ def _is_rotated(variant: Rotary, given: tuple[torch.Tensor, ...], unsqueeze_dim:
     if not isinstance(expected, tuple) or len(expected) != 2:
         return False
     tensors = as_rotated(variant, *given, unsqueeze_dim)
-    outputs = rotate(variant, tensors, (given[0].dtype, given[1].dtype), unsqueeze_dim)
+    dtypes = (given[0].dtype, given[1].dtype)
+    outputs = rotate(variant, tensors, dtypes, unsqueeze_dim, rotary_ops.rotary_embedding_torch)
     return all(map(_is_same, outputs, expected))
 
 

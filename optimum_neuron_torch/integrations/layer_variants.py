@@ -5,6 +5,7 @@ Where no kernel runs, or it cannot take a call, a layer runs its own forward.
 Shape legend: B batch, H query heads, G key heads, S positions, D head size, R rotated part of it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -152,9 +153,14 @@ def _fits(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 
 
 def rotate(
-    variant: Rotary, tensors: tuple[torch.Tensor, ...], dtypes: tuple[torch.dtype, ...], unsqueeze_dim: int
+    variant: Rotary,
+    tensors: tuple[torch.Tensor, ...],
+    dtypes: tuple[torch.dtype, ...],
+    unsqueeze_dim: int,
+    operator: Callable = rotary_ops.rotary_embedding,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k = rotary_ops.rotary_embedding(*tensors, variant.interleaved)
+    """What `operator` makes of `as_rotated()`, as Transformers' function gives it."""
+    q, k = operator(*tensors, variant.interleaved)
     if variant.in_float32:
         q, k = q.to(dtypes[0]), k.to(dtypes[1])
     return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim == 2 else (q, k)
