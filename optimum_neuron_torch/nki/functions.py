@@ -50,6 +50,7 @@ def attention(
     if (
         not groups
         or heads % groups
+        or query_BHQD.shape[0] != key_BGKD.shape[0]
         or key_BGKD.shape[:3] != value_BGKE.shape[:3]
         or query_BHQD.shape[-1] != key_BGKD.shape[-1]
     ):

@@ -66,6 +66,9 @@ def test_gradients_of_gradients_are_refused(function):
 QUERY = torch.zeros(1, 2, 6, 8)
 WRONG = {
     r"query \(2, 6, 8\).*expected four dimensions": lambda: nki.attention(QUERY[0], QUERY[0], QUERY[0]),
+    r"query \(1, 2, 6, 8\), key \(3, 2, 6, 8\).*do not fit": lambda: nki.attention(
+        QUERY, *[QUERY.expand(3, 2, 6, 8)] * 2
+    ),
     "scale=nan: expected a finite number": lambda: nki.attention(QUERY, QUERY, QUERY, scale=torch.nan),
     "softcap=inf: expected a positive": lambda: nki.attention(QUERY, QUERY, QUERY, softcap=torch.inf),
     "sinks_H has the dtype torch.int32": lambda: nki.attention(QUERY, QUERY, QUERY, sinks_H=torch.ones(2).int()),

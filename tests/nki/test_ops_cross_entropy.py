@@ -44,6 +44,16 @@ def test_losses_and_gradients(case, dtype):
     )
 
 
+def test_gradients_of_float64_are_exact():
+    logits, labels = random((6, 33), dtype=torch.float64)[0].requires_grad_(), LABELS.clamp(min=0)
+    for label_smoothing in (0.0, 0.1):
+        found, expected = (
+            torch.autograd.grad(function(logits, labels, label_smoothing=label_smoothing), logits)[0]
+            for function in (cross_entropy, F.cross_entropy)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_bits_are_those_of_transformers_losses():
     """Which make float32 of logits first."""
     logits = random((6, 33), dtype=torch.bfloat16)[0]

@@ -35,6 +35,11 @@ def test_bits_are_those_of_torch(dtype):
         assert torch.equal(found, module(x.to(device)))
 
 
+def test_one_row_alone():
+    """Whose sum over rows is the row."""
+    compare(layer_norm, lambda x, *vectors: F.layer_norm(x, (24,), *vectors), random((24,), (24,), (24,)), KERNELS)
+
+
 def test_only_the_bias_has_a_gradient():
     x, weight, bias = (tensor.to("neuron") for tensor in random((3, 24), (24,), (24,)))
     bias.requires_grad_()

@@ -189,9 +189,10 @@ def _gelu_tanh(gate: Any) -> tuple[Any, Any]:
     slope = _affine(square, ROOT * CUBE, ROOT)
     _multiply(slope, slope, gate)
     tanh = _activated(slope, nl.tanh)
-    _multiply(square, _affine(square, 1.5 * ROOT * CUBE, 0.5 * ROOT), gate)  # x / 2 * du/dx
     nisa.activation(dst=slope, op=nl.square, data=tanh)
-    _multiply(slope, _affine(slope, -1.0, 1.0), square)
+    # By x last: times du/dx it may be more than float32 holds, where 1 - t^2 is 0.
+    _multiply(slope, _affine(slope, -1.0, 1.0), _affine(square, 1.5 * ROOT * CUBE, 0.5 * ROOT))
+    _multiply(slope, slope, gate)
     half = _affine(tanh, 0.5, 0.5)
     nisa.tensor_tensor(dst=slope, data1=slope, data2=half, op=nl.add)
     return _activated(gate, nl.gelu_apprx_tanh, gate.dtype), slope

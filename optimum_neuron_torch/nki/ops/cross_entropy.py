@@ -104,7 +104,7 @@ def cross_entropy_backward_torch(
     numbers, tanh = _capped(logits.contiguous(), softcap)
     vocabulary = logits.shape[1]
     entries = torch.arange(vocabulary, device=logits.device)
-    is_label = entries == labels[:, None]
+    is_label = (entries == labels[:, None]).to(numbers.dtype)
     difference = numbers.softmax(-1) - is_label * (1.0 - label_smoothing) - label_smoothing / vocabulary
     gradient = difference * _row_gradients(grad, labels, ignore_index, reduction)[:, None]
     return (gradient if tanh is None else gradient * (1 - tanh * tanh)).to(logits.dtype)

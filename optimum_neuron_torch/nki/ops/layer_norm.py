@@ -61,7 +61,8 @@ def layer_norm_backward_torch(
     grad_x = ((scaled - mean - normal * product) * reciprocal).to(x.dtype)
     if not needs_vector_gradients:
         return grad_x, grad.new_empty(0), grad.new_empty(0)
-    return grad_x, (grad * normal).sum_to_size(width), grad.sum_to_size(width)
+    # Of one row, which has no dimension to sum over, the sum would be the gradient itself.
+    return grad_x, (grad * normal).sum_to_size(width), grad[None].sum_to_size(width)
 
 
 def _empty_gradients(grad, x, weight, eps, needs_vector_gradients):

@@ -63,3 +63,13 @@ def test_halves_take_as_long_as_two_matrices(is_backward):
         for name, operands in (("swiglu", (half, half)), ("swiglu_halves", (both,)))
     ]
     assert us[1] == pytest.approx(us[0], rel=0.05)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", [1e6, 1e13, 1e18])
+def test_slopes_far_from_0(activation, size):
+    """1 or 0, whatever a power of the gate would be."""
+    gate = torch.tensor([[size, -size]])
+    one = torch.ones_like(gate)
+    grad_gate, _ = run(kernels()[1], one, gate, one, activation, machine=MACHINES[0])
+    assert grad_gate.tolist() == [[1.0, 0.0]]
