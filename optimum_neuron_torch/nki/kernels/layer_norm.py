@@ -2,8 +2,15 @@
 
 Shape legend: T rows, W width, P partitions, R rows on one partition, C columns of a section or a block.
 
-All in float32 until the result is rounded. The Scalar Engine sums, subtracts the mean first and squares then, so that
-a mean that is large does not take the variance's digits, and hands normalised rows to the Vector Engine through PSUM.
+All in float32 until the result is rounded. The mean is subtracted first and squared then, so that a mean that is large
+does not take the variance's digits. Of 16-bit rows the forward pass computes
+
+    x * weight / deviation + (bias - mean / deviation * weight)
+
+as all engines have a part of that: GpSimd multiplies, exactly, the Tensor Engine makes the bracket, which is a product
+of vectors, and the Vector Engine scales and adds in one instruction. A mean of many deviations takes digits of float32
+there, and a row of 16 bits has fewer: but for rows of one number c, off by up to |c| / sqrt(eps) / 2^23, results are
+those of rows that are centred first, as those of float32 are, by the Scalar Engine.
 """
 
 from dataclasses import dataclass
@@ -14,6 +21,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .rows import (
+    BANK,
     PSUM_BLOCK,
     SECTION,
     Rows,
@@ -33,6 +41,14 @@ from .rows import (
 )
 
 
+# Bfloat16 numbers that a float32 is split into.
+PIECES = 3
+# Rows whose coefficients are transposed into one bank of PSUM.
+TURNED = 8
+# Rows are shared by two engines from here on: shorter ones are summed in one instruction for all of a partition.
+SHARED_WIDTH = 512
+
+
 @nki.jit
 def layer_norm_kernel(x_TW, weight_W=None, bias_W=None, eps=1e-5):
     """`(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias`, (T, W) in the dtype of x.
@@ -45,23 +61,30 @@ def layer_norm_kernel(x_TW, weight_W=None, bias_W=None, eps=1e-5):
     Scalar Engine's root ends. Runs on NeuronCore-v3 and later, each core taking a part of the rows.
     """
     output_TW = nl.ndarray(x_TW.shape, dtype=x_TW.dtype, buffer=nl.shared_hbm)
-    weight_P1W, bias_P1W = (None if vector is None else on_all_partitions(vector) for vector in (weight_W, bias_W))
+    vectors = [vector for vector in (weight_W, bias_W) if vector is not None]
+    is_short = bool(vectors) and all(itemsize(tensor.dtype) == 2 for tensor in (x_TW, *vectors))
+    is_short = is_short and vectors[0].dtype == vectors[-1].dtype
+    summed_by_scalar_engine = 0.6 if is_short else 0.125
 
     def load(rows):
         return rows, loaded(x_TW, rows)
 
     def average(state):
-        return *state, sums_of_rows(state[-1], nl.copy)
+        return *state, _sums(state[-1], summed_by_scalar_engine)
 
     def measure(state):
-        rows, x_PRW, sums_PR = state
-        return rows, x_PRW, _Moments.of(x_PRW, sums_PR, eps)
+        rows, x_PRW, sums_PRS = state
+        return rows, x_PRW, _Moments.of(x_PRW, sums_PRS, eps)
 
-    def scale(state):
-        _store_scaled(output_TW, *state, weight_P1W, bias_P1W)
-
-    vector_bytes = sum(x_TW.shape[1] * itemsize(vector.dtype) for vector in (weight_W, bias_W) if vector is not None)
-    in_stages(tiles(*x_TW.shape), (load, average, measure, scale), row_bytes(x_TW), vector_bytes)
+    if is_short:
+        affine = _Affine.of(x_TW, weight_W, bias_W)
+        vectors.append(affine.vectors_KW)
+        further = (affine.split, affine.turn, lambda state: affine.store(output_TW, *state))
+    else:
+        weight_P1W, bias_P1W = (None if vector is None else on_all_partitions(vector) for vector in (weight_W, bias_W))
+        further = (lambda state: _store_scaled(output_TW, *state, weight_P1W, bias_P1W),)
+    vector_bytes = sum(x_TW.shape[1] * itemsize(vector.dtype) for vector in vectors)
+    in_stages(tiles(*x_TW.shape), (load, average, measure, *further), row_bytes(x_TW), vector_bytes)
     return output_TW
 
 
@@ -83,11 +106,11 @@ def layer_norm_backward_kernel(grad_TW, x_TW, weight_W=None, eps=1e-5, needs_vec
         return rows, loaded(grad_TW, rows), loaded(x_TW, rows)
 
     def average(state):
-        return *state, sums_of_rows(state[-1], nl.copy)
+        return *state, _sums(state[-1], 0.6)
 
     def measure(state):
-        rows, grad_PRW, x_PRW, sums_PR = state
-        return rows, grad_PRW, x_PRW, _Moments.of(x_PRW, sums_PR, eps)
+        rows, grad_PRW, x_PRW, sums_PRS = state
+        return rows, grad_PRW, x_PRW, _Moments.of(x_PRW, sums_PRS, eps)
 
     def project(state):
         rows, grad_PRW, x_PRW, moments = state
@@ -113,7 +136,9 @@ class _Moments:
     reciprocal_PR: Any
 
     @classmethod
-    def of(cls, x_PRW: Any, sums_PR: Any, eps: float) -> "_Moments":
+    def of(cls, x_PRW: Any, sums_PRS: Any, eps: float) -> "_Moments":
+        """Of sums of parts; not added where they are made: an engine would wait there for the other one."""
+        sums_PR = sums_PRS[:, :, 0] if sums_PRS.shape[2] == 1 else sums_of_rows(sums_PRS, nl.copy)
         shift_PR = nl.ndarray(sums_PR.shape, dtype=nl.float32)
         nisa.activation(dst=shift_PR, op=nl.copy, data=sums_PR, scale=-1.0 / x_PRW.shape[2])
         return cls(shift_PR, reciprocal_roots(sums_of_rows(x_PRW, nl.square, shift_PR), x_PRW.shape[2], eps))
@@ -147,20 +172,114 @@ class _Moments:
             )
 
 
+@dataclass(frozen=True)
+class _Affine:
+    """Weight and bias of 16 bits, at least one of them, and what the Tensor Engine adds to scaled rows.
+
+    `vectors_KW` are what each row's coefficients are multiplied with: the weight (or 1) for each of the `PIECES` of
+    minus mean over deviation, and the bias for a coefficient of 1.
+    """
+
+    weight_P1W: Any
+    vectors_KW: Any
+
+    @classmethod
+    def of(cls, x_TW: Any, weight_W: Any, bias_W: Any) -> "_Affine":
+        width, count = x_TW.shape[1], PIECES + (bias_W is not None)
+        vectors_KW = nl.ndarray((count, width), dtype=bias_W.dtype if weight_W is None else weight_W.dtype)
+        weight_P1W = None
+        if weight_W is None:
+            nisa.memset(dst=vectors_KW, value=1.0)
+        else:
+            weight_P1W = on_all_partitions(weight_W)
+            nisa.dma_copy(dst=vectors_KW[:PIECES], src=weight_W.ap(pattern=[[0, PIECES], [1, width]]))
+        if bias_W is not None:
+            nisa.dma_copy(dst=vectors_KW[PIECES:], src=bias_W.ap(pattern=[[0, 1], [1, width]]))
+        return cls(weight_P1W, vectors_KW)
+
+    def split(self, state: Any) -> Any:
+        """Coefficients (P, R, K) of the rows, by GpSimd: three bfloat16 hold all digits of a float32."""
+        rows, x_PRW, moments = state
+        shape = moments.shift_PR.shape
+        pieces_PRK = nl.ndarray((*shape, self.vectors_KW.shape[0]), dtype=nl.bfloat16)
+        nisa.memset(dst=pieces_PRK, value=1.0, engine=nisa.engine.gpsimd)
+        whole_PR, rest_PR = (nl.ndarray(shape, dtype=nl.float32) for _ in range(2))
+        for dst in (whole_PR, pieces_PRK[:, :, 0]):
+            _multiply(dst, moments.shift_PR, moments.reciprocal_PR, nisa.engine.gpsimd)
+        for dst, data1, data2 in (
+            (rest_PR, whole_PR, pieces_PRK[:, :, 0]),
+            (pieces_PRK[:, :, 1], whole_PR, pieces_PRK[:, :, 0]),
+            (pieces_PRK[:, :, 2], rest_PR, pieces_PRK[:, :, 1]),
+        ):
+            nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.subtract, engine=nisa.engine.gpsimd)
+        return rows, x_PRW, moments.reciprocal_PR, pieces_PRK
+
+    def turn(self, state: Any) -> Any:
+        """Coefficients with K on the partitions, (K, R, P), as the Tensor Engine takes them."""
+        rows, x_PRW, reciprocal_PR, pieces_PRK = state
+        partitions, each, count = pieces_PRK.shape
+        pieces_KRP = nl.ndarray((count, each, partitions), dtype=nl.bfloat16)
+        for some in sections(each, TURNED):
+            in_psum = nl.ndarray(pieces_KRP[:, some].shape, dtype=nl.bfloat16, buffer=nl.psum)
+            for index, row in enumerate(range(some.start, some.stop)):
+                nisa.nc_transpose(dst=in_psum[:, index], data=pieces_PRK[:, row], engine=nisa.engine.tensor)
+            nisa.tensor_copy(dst=pieces_KRP[:, some], src=in_psum)
+        return rows, x_PRW, reciprocal_PR, pieces_KRP
+
+    def store(self, output_TW: Any, rows: Rows, x_PRW: Any, reciprocal_PR: Any, pieces_KRP: Any) -> None:
+        output_PRW = nl.ndarray(x_PRW.shape, dtype=output_TW.dtype)
+        for each, columns in blocks(*x_PRW.shape[1:], SECTION):
+            scaled_PRC = x_PRC = x_PRW[:, each, columns]
+            if self.weight_P1W is not None:
+                scaled_PRC = nl.ndarray(x_PRC.shape, dtype=nl.float32)
+                weight_PRC = repeated_like(self.weight_P1W, x_PRC, columns)
+                _multiply(scaled_PRC, x_PRC, weight_PRC, nisa.engine.gpsimd)
+            for index, row in enumerate(range(each.start, each.stop)):
+                for part in sections(columns.stop - columns.start, PSUM_BLOCK):
+                    further_PC = nl.ndarray((rows.partitions, part.stop - part.start), nl.float32, buffer=nl.psum)
+                    for bank in sections(part.stop - part.start, BANK):
+                        start = columns.start + part.start
+                        nisa.nc_matmul(
+                            dst=further_PC[:, bank],
+                            stationary=pieces_KRP[:, row],
+                            moving=self.vectors_KW[:, start + bank.start : start + bank.stop],
+                            accumulate=False,
+                        )
+                    nisa.scalar_tensor_tensor(
+                        dst=output_PRW[:, row, columns][:, part],
+                        data=scaled_PRC[:, index, part],
+                        op0=nl.multiply,
+                        operand0=reciprocal_PR[:, row : row + 1],
+                        op1=nl.add,
+                        operand1=further_PC,
+                    )
+        nisa.dma_copy(dst=rows.of(output_TW), src=output_PRW)
+
+
+def _sums(x_PRW: Any, share: float) -> Any:
+    """(P, R, S) float32: sums of the parts of each row. Of long rows the Scalar Engine sums about a `share`, the
+    Vector Engine the rest."""
+    partitions, each, width = x_PRW.shape
+    first = int(width * share) if width >= SHARED_WIDTH else 0
+    sums_PRS = nl.ndarray((partitions, each, 2 if first else 1), dtype=nl.float32)
+    nisa.tensor_reduce(dst=sums_PRS[:, :, 0], op=nl.add, data=x_PRW[:, :, first:], axis=2)
+    if first:
+        sums_of_rows(x_PRW[:, :, :first], nl.copy, sums_PR=sums_PRS[:, :, 1])
+    return sums_PRS
+
+
 def _store_scaled(output_TW, rows: Rows, x_PRW, moments: _Moments, weight_P1W, bias_P1W) -> None:
     output_PRW = nl.ndarray(x_PRW.shape, dtype=output_TW.dtype)
     for each, columns in blocks(*x_PRW.shape[1:], PSUM_BLOCK):
         x_PRC, output_PRC = x_PRW[:, each, columns], output_PRW[:, each, columns]
-        scaled_PRC = output_PRC
-        if bias_P1W is not None:
-            scaled_PRC = nl.ndarray(x_PRC.shape, dtype=nl.float32, buffer=nl.psum)
+        scaled_PRC = output_PRC if bias_P1W is None else nl.ndarray(x_PRC.shape, dtype=nl.float32)
         if weight_P1W is None:
             moments.normalise(scaled_PRC, x_PRC, each)
         else:
             moments.scale(scaled_PRC, x_PRC, each, repeated_like(weight_P1W, x_PRC, columns))
         if bias_P1W is not None:
             bias_PRC = repeated_like(bias_P1W, x_PRC, columns)
-            nisa.tensor_tensor(dst=output_PRC, data1=scaled_PRC, data2=bias_PRC, op=nl.add)
+            nisa.tensor_tensor(dst=output_PRC, data1=scaled_PRC, data2=bias_PRC, op=nl.add, engine=nisa.engine.gpsimd)
     nisa.dma_copy(dst=rows.of(output_TW), src=output_PRW)
 
 

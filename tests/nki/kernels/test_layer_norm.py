@@ -59,6 +59,29 @@ def test_the_widest_rows():
 @pytest.mark.parametrize("dtype, width", [(torch.bfloat16, 16384), (torch.bfloat16, 8192), (torch.float32, 8192)])
 def test_the_widest_rows_have_room(dtype, width, rows):
     """So many that all stages have tiles; with vectors that take most."""
-    x, vector = torch.empty(rows, width, dtype=dtype), torch.empty(width)
-    trace(kernel("layer_norm_kernel"), x, vector, vector)
-    trace(kernel("layer_norm_backward_kernel"), x, x, vector)
+    x = torch.empty(rows, width, dtype=dtype)
+    for vector in torch.empty(width), torch.empty(width, dtype=dtype):
+        trace(kernel("layer_norm_kernel"), x, vector, vector)
+        trace(kernel("layer_norm_backward_kernel"), x, x, vector)
+
+
+def test_vectors_of_other_dtypes():
+    (x, grad), (weight,), (bias,) = (
+        made((129, 600), torch.bfloat16, 2),
+        *(made((600,), dtype) for dtype in (torch.bfloat16, torch.float16)),
+    )
+    for vectors in (weight, bias), (weight.half(), bias), (weight.float(), bias), (weight, None):
+        check(x, *vectors, grad, ("trn2", 2), TOLERANCES[torch.bfloat16])
+
+
+def test_of_16_bits_a_large_mean_does_not_take_digits_either():
+    """Nor does a row that is not finite reach the others of its tile."""
+    for dtype in (torch.bfloat16, torch.float16):
+        (x, grad), (weight, bias) = made((130, 768), dtype, 2), made((768,), dtype, 2)
+        check(x + 100, weight, bias, grad, ("trn2", 1), TOLERANCES[dtype])
+        (expected,) = run(kernel("layer_norm_kernel"), x, weight, bias, EPS)
+        x[7, 3] = float("inf")
+        (output,) = run(kernel("layer_norm_kernel"), x, weight, bias, EPS)
+        assert not output[7].isfinite().any()
+        output[7] = expected[7]
+        torch.testing.assert_close(output, expected, rtol=0, atol=0)
