@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from optimum_neuron_torch.emulator.compiler import dialects
 from optimum_neuron_torch.emulator.compiler.composites import put_calls_back
 from optimum_neuron_torch.emulator.compiler.decompositions import lowering_decompositions
 from optimum_neuron_torch.emulator.compiler.errors import LoweringError
@@ -139,29 +140,41 @@ def _drop_non_tensor_results(gm: fx.GraphModule) -> list[tuple[bool, Any]]:
 def _import(gm: fx.GraphModule, kernels: list[str]) -> str:
     """The module's text; the NKI kernels in it are added to `kernels`."""
     _refuse_unknown_numbers(gm)
-    module = _import_with_calls(gm, _new_context(), kernels)
+    module = _Importer(_new_context(), kernels).run(gm)
     make_sorts_stable(module)
     legalise_types(module)
     return str(module)
 
 
-def _import_with_calls(
-    gm: fx.GraphModule, context: Any, kernels: list[str], *, inside: frozenset[Any] = frozenset()
-) -> Any:
-    """`inside`: the operators whose body this is. One that stayed closed calls itself there, and does not lower."""
-    calls = take_out_custom_calls(gm, but=inside)
-    module = _import_graph(gm, context)
-    bodies: list[Any] = []
-    for call in calls:
-        if isinstance(call, CustomCall):
-            body = _trace_body(call)
-            bodies.append(_import_with_calls(body, context, kernels, inside=inside | {call.target}))
-        else:
-            bodies.append(None)
-            kernels.append(call.kernel.name)
-    if calls:
-        put_calls_back(module, calls, bodies)
-    return module
+class _Importer:
+    """Makes modules of one context of graphs and of the custom operators in them; notes NKI kernels in `kernels`."""
+
+    def __init__(self, context: Any, kernels: list[str]) -> None:
+        self._context = context
+        self._kernels = kernels
+        # Layers call an operator alike: what computes it is traced and lowered once.
+        self._bodies: dict[Any, Any] = {}
+
+    def run(self, gm: fx.GraphModule, *, inside: frozenset[Any] = frozenset()) -> Any:
+        """`inside`: the operators whose body this is. One that stayed closed calls itself there: it does not lower."""
+        calls = take_out_custom_calls(gm, but=inside)
+        module = _import_graph(gm, self._context)
+        bodies: list[Any] = []
+        for call in calls:
+            if isinstance(call, CustomCall):
+                bodies.append(self._body(call, inside))
+            else:
+                bodies.append(None)
+                self._kernels.append(call.kernel.name)
+        if calls:
+            put_calls_back(module, calls, bodies)
+        return module
+
+    def _body(self, call: CustomCall, inside: frozenset[Any]) -> Any:
+        key = (call.computation, inside)
+        if key not in self._bodies:
+            self._bodies[key] = self.run(_trace_body(call), inside=inside | {call.target})
+        return self._bodies[key]
 
 
 def _trace_body(call: CustomCall) -> fx.GraphModule:
@@ -196,10 +209,21 @@ def _new_context() -> Any:
     from torch_mlir._mlir_libs import _stablehlo as stablehlo_dialect
     from torch_mlir.dialects import torch as torch_dialect
 
+    _name_dialects()
     context = ir.Context()
     torch_dialect.register_dialect(context)
     stablehlo_dialect.register_dialect(context)
     return context
+
+
+@functools.cache
+def _name_dialects() -> None:
+    """Let MLIR's bindings find a Python module of StableHLO, which torch-mlir has none of. They look for it whenever
+    an operation is read, until there is one.
+    """
+    from torch_mlir._mlir_libs._mlir import globals as bindings
+
+    bindings.append_dialect_search_prefix(dialects.__name__)
 
 
 def _run_torch_mlir(gm: fx.GraphModule, context: Any) -> Any:

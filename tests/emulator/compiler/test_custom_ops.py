@@ -2,11 +2,13 @@
 
 import copy
 import re
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from optimum_neuron_torch.emulator.compiler import stablehlo
 from optimum_neuron_torch.emulator.compiler.passes.custom_ops import python_body
 from optimum_neuron_torch.nki.ops.attention import attention as nki_attention
 
@@ -126,6 +128,27 @@ def test_each_call_is_one_operation_and_the_oracle_computes_its_body(modules):
         assert main.count(f"operands = [{', '.join(f'{chr(34)}{operand}{chr(34)}' for operand in operands)}]") == 3
 
 
+def test_bodies_of_calls_that_are_alike_are_traced_once(modules, monkeypatch):
+    """Alike but for the tensors: not where a number is another, one tensor comes twice, or a layout differs."""
+    traced = []
+    original = stablehlo.trace_body
+    monkeypatch.setattr(stablehlo, "trace_body", lambda body, *rest: traced.append(body) or original(body, *rest))
+
+    def function(x, y):
+        first = two_results([x, y], 2, "a")[0]
+        alike = two_results([y, first], 2, "a")[0]
+        another_number = two_results([x, y], 3, "a")[0]
+        one_tensor = two_results([x, x], 2, "a")[0]
+        another_layout = two_results([x.t(), x.t()], 2, "a")[0]
+        return first, alike, another_number, one_tensor, another_layout
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = torch.compile(function, backend="neuron", dynamic=False, fullgraph=True, options={"executor": "xla"})
+    torch.testing.assert_close([r.cpu() for r in compiled(x.to("neuron"), y.to("neuron"))], list(function(x, y)))
+    assert len(traced) == 4
+    assert modules[0].count('stablehlo.composite "neuron_compiler_tests.two_results"') == 5
+
+
 @pytest.mark.parametrize("executor", ["aten", "xla"])
 def test_lists_numbers_and_several_results(executor, modules):
     def function(x, y):
@@ -152,3 +175,25 @@ def test_a_body_that_does_not_lower_is_refused_with_the_callers_line():
         torch.compile(lambda x: looks_at_values(x) + 1, backend="neuron", dynamic=False)(
             torch.ones(3, device="neuron")
         )
+
+
+def test_reading_a_module_looks_for_no_files(monkeypatch):
+    """MLIR's bindings look for a dialect's Python module with each operation they read, until they have one."""
+    from torch_mlir import ir
+
+    class Finder:
+        found: list[str] = []
+
+        def find_spec(self, name, path=None, target=None):
+            self.found.append(name)
+
+    with stablehlo._new_context(), ir.Location.unknown():
+        module = ir.Module.parse(
+            "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> {\n"
+            "%y = stablehlo.add %x, %x : tensor<2xf32>\nreturn %y : tensor<2xf32>}"
+        )
+        block = module.body.operations[0].regions[0].blocks[0]
+        list(block.operations)
+        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+        assert [operation.operation.name for operation in block.operations] == ["stablehlo.add", "func.return"]
+    assert Finder.found == []

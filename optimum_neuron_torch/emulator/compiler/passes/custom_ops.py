@@ -120,6 +120,20 @@ class CustomCall:
         numbers = {name: value for name, value in bound.items() if value is not None and not _nodes_of(value)}
         return {**numbers, "operands": [name for name, value in bound.items() for _ in _nodes_of(value)]}
 
+    @property
+    def computation(self) -> tuple[Any, str]:
+        """Equal for two calls whose bodies are traced alike: of one operator, with equal arguments besides tensors,
+        and tensors of one layout, of which the same ones are one.
+        """
+        first = {node: self.operands.index(node) for node in self.operands}
+
+        def described(node: fx.Node) -> str:
+            value = node.meta["val"]
+            return f"{first[node]}: {value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
+
+        # The text, not the values: 1, 1.0 and True are equal.
+        return self.target, repr(fx.node.map_arg((self.args, self.kwargs), described))
+
     def body(self, *tensors: torch.Tensor) -> Any:
         """Compute the operator's results, a tuple of tensors, from its operands."""
         remaining = iter(tensors)
