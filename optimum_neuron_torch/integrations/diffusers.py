@@ -25,6 +25,7 @@ from ..config import NeuronConfig
 from ..report import Ledger
 from .exact import ExactCalls, device_of
 from .hooks import put_hooks, remove_hooks, saving
+from .kernel_layers import layers_by_kernels
 from .loading import choose_config, neuron_device, refuse_config_elsewhere
 from .modules import attach, detach
 
@@ -35,6 +36,7 @@ EXACT_SHAPES = "spatial axes cannot be padded without changing the picture: each
 TIMESTEPS = ("timestep", "timesteps", "timestep_r")
 
 _CALLS = "_neuron_exact_calls"
+_LAYERS = "_neuron_kernel_layers"
 
 
 # ---- preparing ----------------------------------------------------------------------------------------------------
@@ -69,18 +71,22 @@ def prepare_model(model: ModelMixin, config: NeuronConfig) -> ModelMixin:
         return model
     unprepare_model(model)
     ledger = Ledger(type(model).__name__, config.strict)
+    layers = layers_by_kernels(model, config, ledger)
     calls = ExactCalls(model, config, ledger, reason=EXACT_SHAPES, normalise=with_tensor_timesteps)
     methods = [name for name in ("encode", "decode") if hasattr(model, name)] or ["forward"]
     hooks = {name: calls.replacement(name) for name in methods}
     hooks |= {"__deepcopy__": _deepcopy_hook(model, config), "save_pretrained": saving(model, config)}
-    put_hooks(model, hooks, ledger, **{_CALLS: calls})
+    put_hooks(model, hooks, ledger, **{_CALLS: calls, _LAYERS: layers})
     return model
 
 
 def unprepare_model(model: ModelMixin) -> ModelMixin:
     """Take back `prepare_model`."""
     if _CALLS in vars(model):
+        layers = vars(model)[_LAYERS]
         remove_hooks(model)
+        if layers is not None:
+            layers.take_back()
     return model
 
 

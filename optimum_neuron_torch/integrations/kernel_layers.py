@@ -1,4 +1,6 @@
-"""RMSNorm, rotary embedding and gated MLPs of Transformers models by our kernels, through the `kernels` package."""
+"""Norms, rotary embedding and gated MLPs of Transformers and Diffusers models by our kernels, through the `kernels`
+package.
+"""
 
 import contextlib
 import inspect
@@ -14,6 +16,8 @@ from typing import Any
 import torch
 
 from .. import runtime
+from ..config import NeuronConfig
+from ..nki.modes import kernels_run
 from ..report import Ledger
 from .layer_recognition import recognise, recognise_rotary
 from .layer_variants import (
@@ -22,11 +26,15 @@ from .layer_variants import (
     Experts,
     FusedMLP,
     GatedMLP,
+    GatedProjection,
+    LayerNorm,
     Norm,
     Rotary,
     Variant,
     run_fused_mlp,
     run_gate,
+    run_gated_projection,
+    run_layer_norm,
     run_mlp,
     run_norm,
     run_rotary,
@@ -58,6 +66,8 @@ def _as_layer(run: Callable, kind: type) -> type[torch.nn.Module]:
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if run is run_rotary:
             return run(self, *args, **kwargs)
+        if len(args) + len(kwargs) != 1:  # further ones, of a forward that takes any
+            return kind.forward(self, *args, **kwargs)
         return run(self, *args, *kwargs.values())  # its one argument, by whatever name
 
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
@@ -114,7 +124,14 @@ def _marked(kind: type[torch.nn.Module], name: str) -> Iterator[str]:
         del kind.kernel_layer_name, kind.kernel_condition
 
 
-_RUN = {Norm: run_norm, GatedMLP: run_mlp, FusedMLP: run_fused_mlp, Rotary: run_rotary}
+_RUN = {
+    Norm: run_norm,
+    LayerNorm: run_layer_norm,
+    GatedMLP: run_mlp,
+    FusedMLP: run_fused_mlp,
+    GatedProjection: run_gated_projection,
+    Rotary: run_rotary,
+}
 
 
 # ---- exchanging the forwards of a model -----------------------------------------------------------------------------
@@ -180,11 +197,14 @@ def _give_back(layer: torch.nn.Module) -> None:
         vars(layer).pop(GATE if isinstance(variant, Experts) else "forward", None)
 
 
-def exchange_layers(model: torch.nn.Module, ledger: Ledger) -> KernelLayers:
+def layers_by_kernels(model: torch.nn.Module, config: NeuronConfig, ledger: Ledger) -> KernelLayers | None:
     """Let the layers of `model` that our kernels know run these; those that look alike and are not are reported.
 
-    Raises StrictError for these where strict "kernels" asks for that.
+    None where no kernels run for this configuration: nothing is looked at then. Raises StrictError for what is
+    reported where strict "kernels" asks for that.
     """
+    if not (config.nki == "simulate" or kernels_run()):
+        return None
     exchanged = KernelLayers(model)
     try:
         for where, reason in _exchange(model, exchanged):
@@ -202,7 +222,7 @@ def _exchange(model: torch.nn.Module, exchanged: KernelLayers) -> Iterator[tuple
         import kernels  # noqa: F401
     except ImportError as error:
         reason = f"layers take kernels by a package ({error}): pip install 'optimum-neuron-torch[kernels]'"
-        yield "RMSNorm, rotary embedding and MLP", reason
+        yield "norms, rotary embedding and MLP", reason
         return
     for layer in list(model.modules()):
         _give_back(layer)  # to a copy of a layer that was exchanged

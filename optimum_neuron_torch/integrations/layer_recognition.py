@@ -3,20 +3,38 @@ our ops.
 """
 
 import copy
+import dataclasses
 import inspect
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .. import runtime
 from ..buckets.shell import shell_of
+from ..nki.ops import layer_norm as layer_norm_ops
 from ..nki.ops import rms_norm as rms_norm_ops
 from ..nki.ops import rotary_embedding as rotary_ops
 from ..nki.ops import swiglu as swiglu_ops
-from .layer_variants import GATE, Experts, FusedMLP, GatedMLP, Halves, Norm, Rotary, as_rotated, rotate
+from .layer_variants import (
+    GATE,
+    Experts,
+    FusedMLP,
+    GatedMLP,
+    GatedProjection,
+    Halves,
+    LayerNorm,
+    Norm,
+    Rotary,
+    Variant,
+    as_rotated,
+    epsilon_of,
+    rotate,
+)
 
 
 # Rows of very different size: an epsilon shows in small ones alone, a limit of what is gated in large ones alone.
@@ -28,27 +46,37 @@ _ROUNDING = 2e-6
 _HALVES = tuple(itertools.starmap(Halves, itertools.product(swiglu_ops.ACTIVATIONS, (False, True))))
 
 
-def recognise(layer: torch.nn.Module) -> tuple[Norm | GatedMLP | FusedMLP | Experts | None, str | None]:
+def recognise(layer: torch.nn.Module) -> tuple[Variant | None, str | None]:
     """What `layer` is of these, or None with the reason; None without a reason where it looks like none of them."""
     if is_experts(layer):
         return _as_experts(layer)
     projections = _projections_of(layer)
-    if len(inspect.signature(type(layer).forward).parameters) != 2:  # self, and what goes through
+    is_whole = not any(True for _ in layer.children())
+    if further := _arguments_beyond_rows(type(layer).forward):
         is_marked = getattr(type(layer), "kernel_layer_name", "").startswith("RMSNorm")
-        is_meant = is_marked or is_like_gated_mlp(layer, projections)
-        return None, "its forward takes more than rows" if is_meant else None
+        is_meant = is_marked or (is_whole and _is_called_norm(layer)) or is_like_gated_mlp(layer, projections)
+        return None, f"its forward takes more than rows: {', '.join(further)}" if is_meant else None
     parameters = dict(layer.named_parameters(recurse=False))
-    if not any(True for _ in layer.children()):
-        is_vector = len(parameters) == 1 and all(parameter.dim() == 1 for parameter in parameters.values())
-        return _as_norm(layer, parameters) if is_vector and _epsilons(layer) else (None, None)
+    if is_whole:
+        return _as_norm(layer, parameters)
     others = [name for name, child in layer.named_children() if any(True for _ in child.parameters())]
     further = [*parameters, *(name for name in others if name not in projections)]
+    if len(projections) == 1 and not further:
+        return _as_gated_projection(layer, *projections)
     orders = gated_orders(projections)
     if orders and not further:
         return _as_gated_mlp(layer, orders)
     if is_like_gated_mlp(layer, projections):
         return None, f"a gated MLP has no such weights: {', '.join(further or projections)}"
     return None, None
+
+
+def _arguments_beyond_rows(forward: Any) -> list[str]:
+    """What `forward` takes by name beside what goes through; ["nothing"], of one that takes nothing."""
+    of_any = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind not in of_any]
+    return names[2:] if len(names) >= 2 else ["nothing"]
 
 
 def _projections_of(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -58,31 +86,123 @@ def _projections_of(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
     }
 
 
-def _epsilons(layer: torch.nn.Module) -> list[str]:
-    return [name for name, value in vars(layer).items() if isinstance(value, float)]
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+# Norms of other elements than a row's.
+_OF_CHANNELS = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase)
+_CALLED = re.compile("(layer|rms|l2)_?norm", re.IGNORECASE)
 
 
-def _as_norm(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) -> tuple[Norm | None, str | None]:
-    ((name, weight),) = parameters.items()
-    found = set(itertools.starmap(partial(Norm, name), itertools.product(_epsilons(layer), (0.0, 1.0), (False, True))))
-    for dtype in _DTYPES:
-        rows = _random(len(_SCALES), weight.shape[0], dtype=dtype) * torch.tensor(_SCALES, dtype=dtype)[:, None]
-        own = torch.nn.Parameter(1 + 0.5 * _random(weight.shape[0], dtype=dtype, seed=1))
-        expected, error = _output(_twin(layer, _parameters={**layer._parameters, name: own}), rows)
-        if error is not None:
-            return None, _does_not_run(error)
-        found = {norm for norm in found if _is_same(_normalised(norm, rows, own, getattr(layer, norm.eps)), expected)}
+def _is_called_norm(layer: torch.nn.Module) -> bool:
+    """Whether its class is called as norms of rows are."""
+    return _CALLED.search(type(layer).__name__) is not None
+
+
+def _as_norm(
+    layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]
+) -> tuple[Norm | LayerNorm | None, str | None]:
+    found = set() if isinstance(layer, _OF_CHANNELS) else set(_possible_norms(layer, parameters))
+    has_epsilon = any("eps" in norm.eps for norm in found)
+    is_meant = _is_called_norm(layer) or (has_epsilon and len(parameters) == 1)
     if not found:
-        return None, "it is no RMSNorm whose weight, or 1 + its weight, scales the normalised rows"
+        return None, _why_no_norm(parameters) if is_meant else None
+    width = _width(layer, parameters)
+    for dtype, *leading in ((torch.float32, 2, 2), (torch.bfloat16, 2, 1, 2)):  # where it takes rows from, shows
+        rows = _random(len(_SCALES), width, dtype=dtype) * torch.tensor(_SCALES, dtype=dtype)[:, None]
+        rows = rows.reshape(*leading, width)
+        own = {
+            name: torch.nn.Parameter(1 + 0.5 * _random(width, dtype=dtype, seed=seed))
+            for seed, name in enumerate(parameters, 1)
+        }
+        expected, error = _output(_twin(layer, _parameters={**layer._parameters, **own}), rows)
+        if error is not None:
+            return None, _does_not_run(error) if is_meant else None
+        found = {norm for norm in found if _normalises(norm, rows, own, epsilon_of(layer, norm), expected)}
+    if not found:
+        reason = "it is no RMSNorm whose weight, or 1 + its weight, scales the normalised rows, and no LayerNorm"
+        return None, reason if is_meant else None
     variant = min(found, key=lambda norm: norm.eps)
-    example = torch.empty(1, weight.shape[0], dtype=weight.dtype, device="meta")
-    reason = rms_norm_ops.refusal(example, weight, getattr(layer, variant.eps), variant.scales_in_float32)
-    return (variant, None) if reason is None else (None, reason)
+    weight = None if variant.weight is None else parameters[variant.weight]
+    example = torch.empty(1, width, dtype=None if weight is None else weight.dtype, device="meta")
+    eps = epsilon_of(layer, variant)
+    if isinstance(variant, LayerNorm):
+        reason = layer_norm_ops.refusal(example, eps)
+    else:
+        reason = rms_norm_ops.refusal(example, weight, eps, variant.scales_in_float32)
+    if reason is not None:
+        return None, reason
+    kind = (type(layer), variant)
+    if kind not in _autocasting:
+        _autocasting[kind] = _autocasts(layer, parameters, width)
+    return dataclasses.replace(variant, autocasts=_autocasting[kind]), None
 
 
-def _normalised(norm: Norm, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return rms_norm_ops.rms_norm_torch(rows, weight, eps, norm.offset, norm.scales_in_float32)
+# Models have many layers of one class, and each takes longer than all else here.
+_autocasting: dict[tuple[type, Norm | LayerNorm], bool] = {}
 
+
+def _autocasts(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter], width: int) -> bool:
+    """Whether autocast on the device makes its result float32; nothing is computed."""
+    kind = {"dtype": torch.bfloat16, "device": runtime.DEVICE_TYPE}
+    with FakeTensorMode(), torch.autocast(runtime.DEVICE_TYPE, torch.bfloat16):
+        own = {name: torch.nn.Parameter(torch.empty(width, **kind)) for name in parameters}
+        output, _ = _output(_twin(layer, _parameters={**layer._parameters, **own}), torch.empty(2, 2, width, **kind))
+    return output is not None and output.dtype is torch.float32
+
+
+def _possible_norms(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) -> Iterator[Norm | LayerNorm]:
+    """All that it can be by its vectors and numbers."""
+    if len(parameters) > 2 or len({tuple(parameter.shape) for parameter in parameters.values()}) > 1:
+        return
+    if any(parameter.dim() != 1 for parameter in parameters.values()):
+        return
+    epsilons = _epsilons(layer)
+    if not parameters:
+        for eps in epsilons:
+            if "eps" in eps:  # many layers without weights have other numbers
+                yield from (Norm(None, eps, 0.0, False), LayerNorm(None, None, eps))
+    elif len(parameters) == 1:
+        (name,) = parameters
+        for eps in epsilons:
+            yield from (Norm(name, eps, *flags) for flags in itertools.product((0.0, 1.0), (False, True)))
+            yield LayerNorm(name, None, eps)
+    else:
+        pairs = itertools.permutations(parameters)
+        yield from (LayerNorm(*names, eps) for names, eps in itertools.product(pairs, epsilons))
+
+
+def _why_no_norm(parameters: dict[str, torch.nn.Parameter]) -> str:
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    if len(shapes) > 2 or any(len(shape) != 1 for shape in shapes.values()):
+        weights = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        return f"norms of rows have a vector that scales them, and one that is added, not {weights}"
+    return "none of its attributes is an epsilon"
+
+
+def _epsilons(layer: torch.nn.Module) -> list[str]:
+    is_stock = isinstance(layer, torch.nn.RMSNorm)
+    return [name for name, value in vars(layer).items() if isinstance(value, float) or (is_stock and name == "eps")]
+
+
+def _width(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) -> int:
+    for parameter in parameters.values():
+        return parameter.shape[0]
+    return next(iter(getattr(layer, "normalized_shape", ())), 16)  # most take rows of any width
+
+
+def _normalises(
+    norm: Norm | LayerNorm, rows: torch.Tensor, own: dict[str, torch.nn.Parameter], eps: float, expected: Any
+) -> bool:
+    """Whether `expected` is what the norm makes of the rows."""
+    weight = None if norm.weight is None else own[norm.weight]
+    if isinstance(norm, Norm):
+        output = rms_norm_ops.rms_norm_torch(rows, weight, eps, norm.offset, norm.scales_in_float32)
+        return _is_same(output, expected)
+    bias = None if norm.bias is None else own[norm.bias]
+    return _is_summed_otherwise(layer_norm_ops.layer_norm_torch(rows, weight, bias, eps), expected)
+
+
+# ---- gated MLPs -----------------------------------------------------------------------------------------------------
 
 # Of an MLP, and one before them.
 _MOST_PROJECTIONS = 4
@@ -154,6 +274,23 @@ def _put_through(
     outputs = [projection(rows) for projection in inward]
     gate, up = outputs if len(outputs) == 2 else swiglu_ops.halves_of(*outputs, halves.up_is_first)
     return down(swiglu_ops.swiglu_torch(gate, up, halves.activation))
+
+
+def _as_gated_projection(layer: torch.nn.Module, name: str) -> tuple[GatedProjection | None, str | None]:
+    found = set(_HALVES)
+    for dtype in _DTYPES:
+        gate_up, _ = _projections(2, dtype)
+        rows = _gated_rows(6, dtype)
+        expected, _ = _output(_twin(layer, _modules={**layer._modules, name: gate_up}), rows)
+        if not isinstance(expected, torch.Tensor) or expected.shape != (len(rows), 10):
+            return None, None  # not half of what is projected
+        with torch.no_grad():
+            found = {halves for halves in found if _is_same(_gated(halves, gate_up(rows)), expected)}
+    if found:
+        return GatedProjection(name, found.pop()), None
+    is_meant = has_activation(layer) or "glu" in type(layer).__name__.lower()
+    reason = f"it is no act(gate) * up of halves with one of {', '.join(swiglu_ops.ACTIVATIONS)}"
+    return None, reason if is_meant else None
 
 
 def is_experts(layer: torch.nn.Module) -> bool:
@@ -271,6 +408,17 @@ def _is_same(output: torch.Tensor, expected: Any) -> bool:
     if output.dtype is torch.bfloat16:
         return torch.equal(output, expected)
     return torch.allclose(output, expected, rtol=_ROUNDING, atol=_ROUNDING * 1e-3)
+
+
+def _is_summed_otherwise(output: torch.Tensor, expected: Any) -> bool:
+    """Whether a mean and a variance that were summed in another order, in float32, tell the two apart: in bfloat16
+    few numbers then round to their neighbours, where another rounding takes one of four there.
+    """
+    if not isinstance(expected, torch.Tensor) or (output.dtype, output.shape) != (expected.dtype, expected.shape):
+        return False
+    step = 2**-7 if output.dtype is torch.bfloat16 else _ROUNDING
+    is_near = torch.allclose(output, expected, rtol=step, atol=_ROUNDING * expected.abs().max().item())
+    return is_near and (step == _ROUNDING or (output != expected).float().mean().item() <= 0.01)
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""What layers of Transformers compute that our kernels do: their forms, and what takes their forwards' place.
+"""What layers of Transformers and Diffusers compute that our kernels do: their forms, and what takes their forwards'
+place.
 
 Where no kernel runs, or it cannot take a call, a layer runs its own forward.
 
@@ -12,6 +13,7 @@ import torch
 
 from .. import runtime
 from ..nki.modes import kernels_run
+from ..nki.ops import layer_norm as layer_norm_ops
 from ..nki.ops import rms_norm as rms_norm_ops
 from ..nki.ops import rotary_embedding as rotary_ops
 from ..nki.ops import swiglu as swiglu_ops
@@ -24,12 +26,27 @@ GATE = "_apply_gate"
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm: the attributes that hold its weight and epsilon, and how it scales (see `nki.rms_norm`)."""
+    """An RMSNorm: the attributes that hold its weight (None: it has none) and epsilon, how it scales (see
+    `nki.rms_norm`), and whether autocast makes all of it float32, as it does with PyTorch's own functions.
+    """
 
     weight: str | None
     eps: str
     offset: float
     scales_in_float32: bool
+    autocasts: bool = False
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """A LayerNorm of the last dimension: the attributes that hold its weight, its bias (None: it has none), and its
+    epsilon, and whether autocast makes all of it float32.
+    """
+
+    weight: str | None
+    bias: str | None
+    eps: str
+    autocasts: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,16 @@ class FusedMLP:
 
 
 @dataclass(frozen=True)
+class GatedProjection:
+    """What of a gated MLP comes before `down`, as Diffusers has it: the attribute that holds the projection, and the
+    halves.
+    """
+
+    gate_up: str
+    halves: Halves
+
+
+@dataclass(frozen=True)
 class Experts:
     """Experts of one layer, whose weights are parameters: how their method `_apply_gate` gates rows of them all."""
 
@@ -77,7 +104,7 @@ class Rotary:
     in_float32: bool
 
 
-Variant = Norm | GatedMLP | FusedMLP | Experts | Rotary
+Variant = Norm | LayerNorm | GatedMLP | FusedMLP | GatedProjection | Experts | Rotary
 
 
 # ---- what takes a layer's forward's place ---------------------------------------------------------------------------
@@ -86,11 +113,38 @@ Variant = Norm | GatedMLP | FusedMLP | Experts | Rotary
 def run_norm(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: Norm = getattr(layer, VARIANT)
     if runtime.is_neuron(hidden_states) and kernels_run():
-        weight = None if variant.weight is None else getattr(layer, variant.weight)
-        arguments = (hidden_states, weight, getattr(layer, variant.eps))
+        arguments = (*_as_autocast(layer, variant, hidden_states, variant.weight), epsilon_of(layer, variant))
         if rms_norm_ops.refusal(*arguments, variant.scales_in_float32) is None:
             return rms_norm_ops.rms_norm(*arguments, variant.offset, variant.scales_in_float32)
     return type(layer).forward(layer, hidden_states)
+
+
+def run_layer_norm(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    variant: LayerNorm = getattr(layer, VARIANT)
+    if runtime.is_neuron(hidden_states) and kernels_run():
+        rows, *vectors = _as_autocast(layer, variant, hidden_states, variant.weight, variant.bias)
+        eps = epsilon_of(layer, variant)
+        # Of vectors of another dtype the op's definition, unlike some layers, takes what is left in that of the rows.
+        is_one_dtype = all(vector is None or vector.dtype == rows.dtype for vector in vectors)
+        if is_one_dtype and layer_norm_ops.refusal(rows, eps) is None:
+            return layer_norm_ops.layer_norm(rows, *vectors, eps)
+    return type(layer).forward(layer, hidden_states)
+
+
+def _as_autocast(
+    layer: torch.nn.Module, variant: Norm | LayerNorm, rows: torch.Tensor, *names: str | None
+) -> tuple[torch.Tensor | None, ...]:
+    """The rows, and the vectors of these names, in the dtypes that the layer computes with."""
+    tensors = (rows, *(None if name is None else getattr(layer, name) for name in names))
+    if not (variant.autocasts and torch.is_autocast_enabled(runtime.DEVICE_TYPE)):
+        return tensors
+    return tuple(tensor if tensor is None else tensor.float() for tensor in tensors)
+
+
+def epsilon_of(layer: torch.nn.Module, variant: Norm | LayerNorm) -> float:
+    """Its epsilon; torch.nn.RMSNorm has None for the least step of float32, in which it computes."""
+    eps = getattr(layer, variant.eps)
+    return torch.finfo(torch.float32).eps if eps is None else eps
 
 
 def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -107,6 +161,14 @@ def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.
         return type(layer).forward(layer, hidden_states)
     gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
     return getattr(layer, variant.down)(swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation))
+
+
+def run_gated_projection(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    variant: GatedProjection = getattr(layer, VARIANT)
+    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+        return type(layer).forward(layer, hidden_states)
+    gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
+    return swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation)
 
 
 # Called as the method whose place it takes: by that name a bound method is pickled, as in a stored graph.

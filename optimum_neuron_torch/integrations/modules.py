@@ -25,13 +25,13 @@ from ..buckets.notes import counting
 from ..buckets.probing import POSITIONAL
 from ..buckets.shell import shell_of
 from ..config import DEVICE_STRICT_KINDS, Buckets, NeuronConfig
-from ..nki.modes import check_simulator, kernels_run
+from ..nki.modes import check_simulator
 from ..report import Ledger
 from .attention import NAME, asks_for_sdpa, ignores_attention_name
 from .attention_check import AttentionCheck
 from .checkpointing import simulating_again
 from .hooks import put_hooks, remove_hooks, saving
-from .kernel_layers import KernelLayers, exchange_layers
+from .kernel_layers import KernelLayers, layers_by_kernels
 from .moving import moved
 from .noticing import unwatch
 
@@ -134,7 +134,7 @@ def attach(
     unwatch(module)
     ledger = Ledger(type(module).__name__, config.strict)
     graphs = Graphs(ledger, config)
-    layers = exchange_layers(module, ledger) if config.nki == "simulate" or kernels_run() else None
+    layers = layers_by_kernels(module, config, ledger)
     previous = _set_attention(module, config, ledger)
     can_generate = callable(getattr(module, "can_generate", None)) and module.can_generate()
     prepared = Prepared(

@@ -11,6 +11,12 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers import UNet2DConditionModel
+from diffusers.models.activations import GEGLU, GELU, SwiGLU
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+from diffusers.models.normalization import FP32LayerNorm
+from diffusers.models.normalization import RMSNorm as DiffusersRMSNorm
+from diffusers.models.unets.unet_stable_cascade import SDCascadeLayerNorm
 from transformers import (
     BertConfig,
     Gemma2Config,
@@ -19,6 +25,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     ModernBertConfig,
@@ -31,25 +39,38 @@ from transformers import (
 from transformers.models.bert.modeling_bert import BertIntermediate
 from transformers.models.cohere import modeling_cohere
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP, Gemma2RMSNorm
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.glm import modeling_glm
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.llama4 import modeling_llama4
+from transformers.models.llama4.modeling_llama4 import Llama4TextL2Norm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 from transformers.models.moonshine.modeling_moonshine import MoonshineDecoderMLP
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense, T5LayerNorm
 
 import optimum_neuron_torch as ont
 from optimum_neuron_torch import NeuronConfig
 from optimum_neuron_torch.integrations.kernel_layers import KernelLayers
 from optimum_neuron_torch.integrations.layer_recognition import recognise, recognise_rotary
-from optimum_neuron_torch.integrations.layer_variants import Experts, FusedMLP, GatedMLP, Halves, Norm, Rotary
+from optimum_neuron_torch.integrations.layer_variants import (
+    Experts,
+    FusedMLP,
+    GatedMLP,
+    GatedProjection,
+    Halves,
+    LayerNorm,
+    Norm,
+    Rotary,
+)
 from optimum_neuron_torch.integrations.rotary_functions import as_layer, leave_all, rotary_places
 from optimum_neuron_torch.report import StrictError
 
@@ -183,6 +204,25 @@ class Convolved(Adapted):
         self.convolution = torch.nn.Conv1d(12, 12, 4)
 
 
+class RoundedLayerNorm(torch.nn.LayerNorm):
+    """LayerNorm that multiplies what is rounded already."""
+
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, None, None, self.eps) * self.weight + self.bias
+
+
+class HalvesOfOne(torch.nn.Module):
+    """As Diffusers' GEGLU, with another activation."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.proj, self.activation = torch.nn.Linear(8, 24), activation
+
+    def forward(self, x):
+        up, gate = self.proj(x).chunk(2, dim=-1)
+        return up * self.activation(gate)
+
+
 def in_halves(gate_up):
     return gate_up.chunk(2, dim=-1)
 
@@ -237,6 +277,30 @@ KNOWN = {
         lambda: MoonshineDecoderMLP(config(MoonshineConfig), "silu"),
         FusedMLP("fc1", "fc2", Halves("silu", up_is_first=True)),
     ),
+    "halves of a projection, GELU": (lambda: GEGLU(8, 12), GatedProjection("proj", Halves("gelu", up_is_first=True))),
+    "halves of a projection, SiLU": (lambda: SwiGLU(8, 12), GatedProjection("proj", Halves("silu", up_is_first=True))),
+    "LayerNorm": (lambda: torch.nn.LayerNorm(32), LayerNorm("weight", "bias", "eps", autocasts=True)),
+    "LayerNorm without bias": (
+        lambda: torch.nn.LayerNorm(32, bias=False),
+        LayerNorm("weight", None, "eps", autocasts=True),
+    ),
+    "LayerNorm without weights": (
+        lambda: torch.nn.LayerNorm(32, elementwise_affine=False),
+        LayerNorm(None, None, "eps", autocasts=True),
+    ),
+    "Cohere's norm": (
+        lambda: modeling_cohere.CohereLayerNorm(2048),
+        LayerNorm("weight", None, "variance_epsilon"),
+    ),
+    "in float32 whatever it is given": (lambda: FP32LayerNorm(2048), LayerNorm("weight", "bias", "eps")),
+    "PyTorch's RMSNorm": (lambda: torch.nn.RMSNorm(32), Norm("weight", "eps", 0.0, True, autocasts=True)),
+    "without weights": (
+        lambda: torch.nn.RMSNorm(32, eps=1e-5, elementwise_affine=False),
+        Norm(None, "eps", 0.0, False, autocasts=True),
+    ),
+    "Diffusers' norm": (lambda: DiffusersRMSNorm(32, 1e-6), Norm("weight", "eps", 0.0, False)),
+    "Llama 4's of queries": (Llama4TextL2Norm, Norm(None, "eps", 0.0, False)),
+    "Gemma 3n's of values": (lambda: Gemma3nRMSNorm(32, with_scale=False), Norm(None, "eps", 0.0, False)),
     "experts": (experts, Experts(Halves("silu", up_is_first=False))),
     "experts of single rows": (
         lambda: experts(implementation="batched_mm", hidden_act="gelu_pytorch_tanh"),
@@ -253,7 +317,15 @@ def test_layers_are_known_by_what_they_compute(case, dtype):
 
 
 UNKNOWN = {
-    "a mean is taken off": (lambda: modeling_cohere.CohereLayerNorm(32), "no RMSNorm"),
+    "a vector for each head": (lambda: modeling_cohere.CohereLayerNorm((4, 8)), "not weight (4, 8)"),
+    "a bias after the root of squares": (lambda: DiffusersRMSNorm(32, 1e-6, bias=True), "no RMSNorm"),
+    "several dimensions": (lambda: torch.nn.LayerNorm((4, 8)), "not weight (4, 8), bias (4, 8)"),
+    "a mean, rounded before the weight": (lambda: RoundedLayerNorm(32), "no LayerNorm"),
+    "a norm of channels": (lambda: WanRMS_norm(32), "not gamma (32, 1, 1)"),
+    "along another dimension": (lambda: SDCascadeLayerNorm(32), "does not run by itself"),
+    "a gate before the norm": (lambda: MambaRMSNormGated(32, 8), "more than rows: gate"),
+    "a gate after the norm": (lambda: Qwen3NextRMSNormGated(32), "more than rows: gate"),
+    "a sigmoid gates": (lambda: HalvesOfOne(torch.nn.Sigmoid()), "no act(gate) * up of halves"),
     "a constant": (Halved, "no RMSNorm"),
     "another activation": (lambda: Gated(F.relu), "no act"),
     "a limit": (lambda: Limited(10.0), "no act"),
@@ -290,8 +362,12 @@ def test_layers_that_look_alike_have_a_reason(case):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.nn.LayerNorm(8),
+        lambda: torch.nn.GroupNorm(1, 2),
+        lambda: torch.nn.BatchNorm1d(2),
+        lambda: torch.nn.Dropout(0.1),
+        lambda: torch.nn.PReLU(),
         lambda: torch.nn.Linear(8, 8),
+        lambda: GELU(8, 12),
         lambda: BertIntermediate(config(BertConfig)),
         Plain,
         Convolved,
@@ -395,6 +471,134 @@ def test_gradients(case):
     assert {"rms_norm_backward_kernel", gating} <= {run.kernel for run in runs}
     for name, gradient in found.items():
         assert (gradient - expected[name]).abs().max() <= 1e-5 * max(1e-3, expected[name].abs().max()), name
+
+
+class Mixed(torch.nn.Module):
+    """All that is known of norms and halves, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.LayerNorm(8), GEGLU(8, 12), torch.nn.RMSNorm(12), SwiGLU(12, 8), FP32LayerNorm(8),
+            torch.nn.Linear(8, 8), torch.nn.LayerNorm(8, elementwise_affine=False),
+            torch.nn.Linear(8, 8), DiffusersRMSNorm(8, 1e-6, elementwise_affine=False),
+            torch.nn.Linear(8, 8), modeling_cohere.CohereLayerNorm(8),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+MIXED = {"layer_norm_kernel": 4, "rms_norm_kernel": 2, "swiglu_halves_kernel": 2}
+
+
+def mixed():
+    torch.manual_seed(0)
+    model = Mixed().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.3)
+    return model, torch.randn(3, 5, 8)
+
+
+def forward_and_gradients(model, rows, autocast=None):
+    """Output, and gradients of it, all on the CPU and in float32."""
+    rows = rows.clone().requires_grad_()
+    with torch.autocast(rows.device.type, enabled=autocast is not None, dtype=autocast):
+        output = model(rows)
+    (output.float() * torch.arange(1.0, 9.0, device=rows.device)).sum().backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    return {"output": output.detach(), "rows": rows.grad, **gradients}
+
+
+def distance(found, expected):
+    return {name: (tensor.cpu().float() - expected[name].cpu().float()).abs() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_layers_of_pytorch_and_diffusers(way, dtype):
+    """Outputs and gradients of the CPU, by one run of a kernel for each layer; their own forwards afterwards."""
+    torch._dynamo.reset()
+    stock, rows = mixed()
+    expected = forward_and_gradients(copy.deepcopy(stock), rows)
+    model = ont.prepare(copy.deepcopy(stock).to("neuron", dtype).train(), SIMULATED)
+    assert ont.report(model).departures == [] and exchanged(model).total() == 8
+    call = torch.compile(model, backend="neuron", fullgraph=True) if way == "compiled" else model
+    try:
+        with ont.nki.simulation() as runs:
+            found = forward_and_gradients(call, rows.to("neuron", dtype))
+    finally:  # PyTorch's attention, which is exchanged once a user compiles
+        ont.unwire()
+        ont.wire()
+    found = {name.removeprefix("_orig_mod."): tensor for name, tensor in found.items()}
+    kernels = Counter(run.kernel for run in runs)
+    assert {name: kernels[name] for name in MIXED} == MIXED
+    assert all(kernels[name.replace("_kernel", "_backward_kernel")] == count for name, count in MIXED.items())
+    assert {tensor.dtype for tensor in found.values()} == {dtype}
+    if dtype is torch.float32:
+        for name, error in distance(found, expected).items():
+            assert error.max() <= 1e-5 * expected[name].abs().max(), name
+    else:
+        own = distance(forward_and_gradients(copy.deepcopy(stock).to(dtype), rows.to(dtype)), expected)
+        for name, error in distance(found, expected).items():
+            assert error.mean() <= 1.5 * own[name].mean() + 1e-3 * expected[name].abs().max(), name
+    ont.unprepare(model)
+    assert exchanged(model) == {}
+
+
+def test_autocast_makes_float32_of_what_it_makes_float32_of():
+    """With the dtypes and numbers of the same layers on the device, where no kernel runs."""
+    stock, rows = mixed()
+    model = ont.prepare(copy.deepcopy(stock).to("neuron").train(), SIMULATED)
+    found = forward_and_gradients(model, rows.to("neuron"), torch.bfloat16)
+    expected = forward_and_gradients(stock.to("neuron").train(), rows.to("neuron"), torch.bfloat16)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {k: v.dtype for k, v in expected.items()}
+    for name, error in distance(found, expected).items():
+        assert error.mean() <= 0.01 * expected[name].abs().max(), name
+    norm = copy.deepcopy(model.layers[0])
+    with torch.autocast("neuron", torch.bfloat16), ont.nki.simulation() as runs:
+        assert norm(torch.randn(3, 8, device="neuron", dtype=torch.bfloat16)).dtype is torch.float32
+    assert [run.kernel for run in runs] == ["layer_norm_kernel"]
+
+
+def test_vectors_of_another_dtype_and_further_arguments_are_the_layers_own():
+    """A LayerNorm that stays float32 takes 16-bit rows as it does without kernels."""
+    model = ont.prepare(torch.nn.Sequential(FP32LayerNorm(8), GEGLU(8, 12)).to("neuron"), SIMULATED)
+    rows = torch.randn(3, 8).bfloat16()
+    with ont.nki.simulation() as runs:
+        found = model[0](rows.to("neuron"))
+        assert runs == [] and torch.equal(found.cpu(), FP32LayerNorm(8)(rows))
+        model[1](found.float(), scale=None)
+        assert runs == []
+
+
+def test_a_unet_of_diffusers():
+    model = UNet2DConditionModel(
+        sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=8, cross_attention_dim=8,
+        attention_head_dim=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    ).eval()  # fmt: skip
+    inputs = {"sample": torch.randn(1, 4, 8, 8), "timestep": 3, "encoder_hidden_states": torch.randn(1, 5, 8)}
+    with torch.no_grad():
+        expected = model(**inputs).sample
+    prepared = ont.prepare(copy.deepcopy(model), SIMULATED)
+    blocks = sum(isinstance(layer, GEGLU) for layer in model.modules())
+    assert exchanged(prepared) == {"LayerNorm": 3 * blocks, "GEGLU": blocks} and blocks == 4
+    with torch.no_grad(), ont.nki.simulation() as runs:
+        found = prepared(**inputs).sample.cpu()
+        assert exchanged(copy.deepcopy(prepared)) == exchanged(prepared)
+    kernels = Counter(run.kernel for run in runs)
+    assert (kernels["layer_norm_kernel"], kernels["swiglu_halves_kernel"]) == (3 * blocks, blocks)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert exchanged(ont.unprepare(prepared)) == {}
+
+
+def test_gated_norms_are_in_the_report():
+    settings = config(Mamba2Config, num_heads=4, head_dim=16, state_size=8, n_groups=1, expand=2)
+    rows = ont.report(ont.prepare(Mamba2ForCausalLM(settings), SIMULATED)).departures
+    (row,) = [row for row in rows if row["where"] == "MambaRMSNormGated"]
+    assert row["kind"] == "kernels" and row["reason"].endswith("more than rows: gate") and row["calls"] == 2
 
 
 def test_without_kernels_nothing_is_exchanged(llama):
