@@ -24,6 +24,7 @@ from .rows import (
     BANK,
     PSUM_BLOCK,
     SECTION,
+    TILE,
     Rows,
     SumOverRows,
     blocks,
@@ -102,24 +103,32 @@ def layer_norm_backward_kernel(grad_TW, x_TW, weight_W=None, eps=1e-5, needs_vec
     width = x_TW.shape[1]
     sums = (SumOverRows(width, nl.float32), SumOverRows(width, x_TW.dtype)) if needs_vector_gradients else None
 
-    def load(rows):
-        return rows, loaded(grad_TW, rows), loaded(x_TW, rows)
+    keeps = width <= TILE
 
-    def average(state):
-        return *state, _sums(state[-1], 0.6)
+    def load(rows):
+        grad_PRW, x_PRW = loaded(grad_TW, rows), loaded(x_TW, rows)
+        return rows, grad_PRW, x_PRW, _sums(x_PRW, 0.4)
 
     def measure(state):
         rows, grad_PRW, x_PRW, sums_PRS = state
-        return rows, grad_PRW, x_PRW, _Moments.of(x_PRW, sums_PRS, eps)
+        return rows, _Gradient(grad_PRW, x_PRW, _Moments.of(x_PRW, sums_PRS, eps), weight_P1W)
+
+    def factors(state):
+        state[1].make_factors(sums, keeps)
+        return state
 
     def project(state):
-        rows, grad_PRW, x_PRW, moments = state
-        return *state, _projections(grad_PRW, x_PRW, moments, weight_P1W, sums)
+        return *state, state[1].projections(sums)
 
     def store(state):
-        _store_gradient(grad_x_TW, *state, weight_P1W)
+        rows, gradient, projections = state
+        gradient.store(grad_x_TW, rows, projections)
 
-    in_stages(tiles(*x_TW.shape), (load, average, measure, project, store), row_bytes(grad_TW, x_TW))
+    loaded_bytes = row_bytes(grad_TW, x_TW)
+    factor_bytes = 2 * TILE * itemsize(nl.float32) if keeps else loaded_bytes
+    kept_bytes = [loaded_bytes] * 2 + [factor_bytes] * 2
+    vector_bytes = 0 if weight_W is None else width * itemsize(weight_W.dtype)
+    in_stages(tiles(*x_TW.shape), (load, measure, factors, project, store), kept_bytes, vector_bytes)
     if sums is None:
         return grad_x_TW
     vectors = [nl.ndarray((width,), dtype=nl.float32, buffer=nl.shared_hbm) for _ in sums]
@@ -283,68 +292,94 @@ def _store_scaled(output_TW, rows: Rows, x_PRW, moments: _Moments, weight_P1W, b
     nisa.dma_copy(dst=rows.of(output_TW), src=output_PRW)
 
 
-def _projections(grad_PRW, x_PRW, moments: _Moments, weight_P1W, sums) -> tuple[Any, Any]:
-    """Sums of the normalised rows' gradients, and of these times the rows, of each block of columns.
+@dataclass
+class _Gradient:
+    """A tile of the backward pass: gradients of the output and rows, (P, R, W), and the two factors of their products.
 
-    Gradients of the vectors are added to `sums`. GpSimd takes a part of the products from the Vector Engine.
+    The factors, `normal` rows and gradients of normal rows (`scaled`), are float32. Rows that are not too long keep
+    them, from a stage of their own on, so that no engine waits for another within a stage; else they are made twice.
     """
-    partitions, each, width = x_PRW.shape
-    count = len(sections(width))
-    totals = tuple(nl.ndarray((partitions, each, count), dtype=nl.float32) for _ in range(2))
-    for rows, columns in blocks(each, width, SECTION):
-        grad_PRC = grad_PRW[:, rows, columns]
-        product_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
-        moments.normalise(product_PRC, x_PRW[:, rows, columns], rows)
-        _multiply(product_PRC, product_PRC, grad_PRC, nisa.engine.gpsimd)
+
+    grad_PRW: Any
+    x_PRW: Any
+    moments: _Moments
+    weight_P1W: Any
+    normal_PRW: Any = None
+    scaled_PRW: Any = None
+
+    def make_factors(self, sums: Any, keeps: bool) -> None:
+        """And add to `sums` what needs none."""
+        whole = slice(0, self.x_PRW.shape[1]), slice(0, self.x_PRW.shape[2])
+        if keeps:
+            self.normal_PRW, self.scaled_PRW = self._normal(*whole), self._scaled(*whole)
         if sums is not None:
-            sums[0].add(product_PRC, columns)
-            sums[1].add(grad_PRC, columns)
-        if weight_P1W is not None:
-            weight_PRC = repeated_like(weight_P1W, grad_PRC, columns)
-            # Not in place: the Tensor Engine still reads what it sums.
-            unscaled, (grad_PRC, product_PRC) = (grad_PRC, product_PRC), _two_like(grad_PRC)
-            for scaled_PRC, values_PRC in zip((grad_PRC, product_PRC), unscaled, strict=True):
-                _multiply(scaled_PRC, values_PRC, weight_PRC, nisa.engine.gpsimd)
-        index = columns.start // SECTION
-        for totals_PRS, values_PRC in zip(totals, (grad_PRC, product_PRC), strict=True):
-            sums_of_rows(values_PRC, nl.copy, sums_PR=totals_PRS[:, rows, index])
-    return totals
+            sums[1].add(self.grad_PRW, whole[1])
 
+    def _normal(self, rows: slice, columns: slice) -> Any:
+        if self.normal_PRW is not None:
+            return self.normal_PRW[:, rows, columns]
+        x_PRC = self.x_PRW[:, rows, columns]
+        normal_PRC = nl.ndarray(x_PRC.shape, dtype=nl.float32)
+        self.moments.normalise(normal_PRC, x_PRC, rows)
+        return normal_PRC
 
-def _store_gradient(grad_x_TW, rows: Rows, grad_PRW, x_PRW, moments: _Moments, projections, weight_P1W) -> None:
-    """(grad * weight - mean - normalised x * product) over the standard deviation."""
-    means_PR, products_PR = (negative_means(totals_PRS, x_PRW.shape[2]) for totals_PRS in projections)
-    result_PRW = nl.ndarray(x_PRW.shape, dtype=grad_x_TW.dtype)
-    for each, columns in blocks(*x_PRW.shape[1:], SECTION):
-        scaled_PRC = grad_PRW[:, each, columns]
-        if weight_P1W is not None:
-            grad_PRC, scaled_PRC = scaled_PRC, nl.ndarray(scaled_PRC.shape, dtype=nl.float32)
-            _multiply(scaled_PRC, grad_PRC, repeated_like(weight_P1W, grad_PRC, columns), nisa.engine.gpsimd)
-        normal_PRC = nl.ndarray(scaled_PRC.shape, dtype=nl.float32)
-        moments.normalise(normal_PRC, x_PRW[:, each, columns], each)
-        for index, row in enumerate(range(each.start, each.stop)):
-            nisa.scalar_tensor_tensor(
-                dst=normal_PRC[:, index],
-                data=normal_PRC[:, index],
-                op0=nl.multiply,
-                operand0=products_PR[:, row : row + 1],
-                op1=nl.add,
-                operand1=scaled_PRC[:, index],
-            )
-            nisa.tensor_scalar(
-                dst=result_PRW[:, row, columns],
-                data=normal_PRC[:, index],
-                op0=nl.add,
-                operand0=means_PR[:, row : row + 1],
-                op1=nl.multiply,
-                operand1=moments.reciprocal_PR[:, row : row + 1],
-            )
-    nisa.dma_copy(dst=rows.of(grad_x_TW), src=result_PRW)
+    def _scaled(self, rows: slice, columns: slice) -> Any:
+        if self.scaled_PRW is not None:
+            return self.scaled_PRW[:, rows, columns]
+        grad_PRC = self.grad_PRW[:, rows, columns]
+        if self.weight_P1W is None:
+            return grad_PRC
+        scaled_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
+        _multiply(scaled_PRC, grad_PRC, repeated_like(self.weight_P1W, grad_PRC, columns), nisa.engine.gpsimd)
+        return scaled_PRC
 
+    def projections(self, sums: Any) -> tuple[Any, Any]:
+        """Sums of the normal rows' gradients, and of these times the rows, (P, R, S) of S blocks of columns.
 
-def _two_like(tile_PRC: Any) -> tuple[Any, Any]:
-    first, second = (nl.ndarray(tile_PRC.shape, dtype=nl.float32) for _ in range(2))
-    return first, second
+        Gradients of the vectors are added to `sums`. GpSimd multiplies, the Vector and the Scalar Engine sum.
+        """
+        partitions, each, width = self.x_PRW.shape
+        totals = tuple(nl.ndarray((partitions, each, len(sections(width))), dtype=nl.float32) for _ in range(2))
+        for rows, columns in blocks(each, width, SECTION):
+            grad_PRC, index = self.grad_PRW[:, rows, columns], columns.start // SECTION
+            normal_PRC, scaled_PRC = self._normal(rows, columns), self._scaled(rows, columns)
+            if sums is not None:
+                product_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
+                _multiply(product_PRC, grad_PRC, normal_PRC, nisa.engine.gpsimd)
+                sums[0].add(product_PRC, columns)
+            if sums is None or self.weight_P1W is not None:
+                product_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
+                _multiply(product_PRC, scaled_PRC, normal_PRC, nisa.engine.gpsimd)
+            nisa.tensor_reduce(dst=totals[0][:, rows, index], op=nl.add, data=scaled_PRC, axis=2)
+            sums_of_rows(product_PRC, nl.copy, sums_PR=totals[1][:, rows, index])
+        return totals
+
+    def store(self, grad_x_TW: Any, rows: Rows, projections: Any) -> None:
+        """(scaled - mean - normal * product) over the standard deviation: the Scalar Engine makes what to subtract."""
+        _, each, width = self.x_PRW.shape
+        reciprocal_PR = self.moments.reciprocal_PR
+        terms = []
+        for totals_PRS in projections:
+            terms.append(negative_means(totals_PRS, width))
+            _multiply(terms[-1], terms[-1], reciprocal_PR, nisa.engine.vector)
+        result_PRW = nl.ndarray(self.x_PRW.shape, dtype=grad_x_TW.dtype)
+        for some, columns in blocks(each, width, SECTION):
+            normal_PRC, scaled_PRC = self._normal(some, columns), self._scaled(some, columns)
+            for index, row in enumerate(range(some.start, some.stop)):
+                mean, product = (term_PR[:, row : row + 1] for term_PR in terms)
+                for part in sections(columns.stop - columns.start, PSUM_BLOCK):
+                    normal_PC = normal_PRC[:, index, part]
+                    further_PC = nl.ndarray(normal_PC.shape, dtype=nl.float32, buffer=nl.psum)
+                    nisa.activation(dst=further_PC, op=nl.copy, data=normal_PC, scale=product, bias=mean)
+                    nisa.scalar_tensor_tensor(
+                        dst=result_PRW[:, row, columns][:, part],
+                        data=scaled_PRC[:, index, part],
+                        op0=nl.multiply,
+                        operand0=reciprocal_PR[:, row : row + 1],
+                        op1=nl.add,
+                        operand1=further_PC,
+                    )
+        nisa.dma_copy(dst=rows.of(grad_x_TW), src=result_PRW)
 
 
 def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:

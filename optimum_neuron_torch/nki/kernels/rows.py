@@ -72,22 +72,35 @@ def loaded(matrix_TW: Any, rows: Rows, columns: slice | None = None) -> Any:
 
 
 def in_stages(
-    work: Iterable[Any], stages: Sequence[Callable[[Any], Any]], kept_bytes: int, fixed_bytes: int = 0
+    work: Iterable[Any],
+    stages: Sequence[Callable[[Any], Any]],
+    kept_bytes: int | Sequence[int],
+    fixed_bytes: int = 0,
 ) -> None:
     """Put each item of `work` through all stages, each of which gets what the one before gave.
 
     Engines run in the order of the program, side by side: so that none waits for another's part of the same tile, a
     tile is in its second stage where the next one is in its first. `kept_bytes` is what a tile keeps per partition
-    from stage to stage: where that is too much for as many tiles as stages, the last stages are taken together.
-    `fixed_bytes` is what all tiles share.
+    from stage to stage, or what it keeps after each but the last: where that is too much for as many tiles as stages,
+    the last stages are taken together. `fixed_bytes` is what all tiles share.
     """
-    depth = max(1, min(len(stages), min(STAGED_BYTES, SHARED_BYTES - fixed_bytes) // kept_bytes))
+    depth = _depth(len(stages), kept_bytes, fixed_bytes)
     groups = [*([stage] for stage in stages[: depth - 1]), stages[depth - 1 :]]
     coming: list[Any] = [None] * depth
     for item in chain(work, [None] * (depth - 1)):
         coming[0] = item
         done = [None if state is None else _through(group, state) for group, state in zip(groups, coming, strict=True)]
         coming = [None, *done[:-1]]
+
+
+def _depth(stages: int, kept_bytes: int | Sequence[int], fixed_bytes: int) -> int:
+    """How many tiles there are at a time."""
+    room = min(STAGED_BYTES, SHARED_BYTES - fixed_bytes)
+    kept = [kept_bytes] * (stages - 1) if isinstance(kept_bytes, int) else list(kept_bytes)
+    for depth in range(stages, 1, -1):
+        if sum(kept[: depth - 1]) + max(kept[depth - 2 :]) <= room:
+            return depth
+    return 1
 
 
 def _through(stages: Sequence[Callable[[Any], Any]], state: Any) -> Any:

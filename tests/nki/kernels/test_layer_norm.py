@@ -56,7 +56,10 @@ def test_the_widest_rows():
 
 
 @pytest.mark.parametrize("rows", [97, 600])
-@pytest.mark.parametrize("dtype, width", [(torch.bfloat16, 16384), (torch.bfloat16, 8192), (torch.float32, 8192)])
+@pytest.mark.parametrize(
+    "dtype, width",
+    [(torch.bfloat16, 16384), (torch.bfloat16, 8192), (torch.float32, 8192), *((d, 4096) for d in TOLERANCES)],
+)
 def test_the_widest_rows_have_room(dtype, width, rows):
     """So many that all stages have tiles; with vectors that take most."""
     x = torch.empty(rows, width, dtype=dtype)
