@@ -124,9 +124,9 @@ def layer_norm_backward_kernel(grad_TW, x_TW, weight_W=None, eps=1e-5, needs_vec
         rows, gradient, projections = state
         gradient.store(grad_x_TW, rows, projections)
 
-    loaded_bytes = row_bytes(grad_TW, x_TW)
-    factor_bytes = 2 * TILE * itemsize(nl.float32) if keeps else loaded_bytes
-    kept_bytes = [loaded_bytes] * 2 + [factor_bytes] * 2
+    kept_bytes = row_bytes(grad_TW, x_TW)
+    if keeps and itemsize(x_TW.dtype) == 2:
+        kept_bytes = [kept_bytes] * 2 + [2 * TILE * itemsize(nl.float32)] * 2
     vector_bytes = 0 if weight_W is None else width * itemsize(weight_W.dtype)
     in_stages(tiles(*x_TW.shape), (load, measure, factors, project, store), kept_bytes, vector_bytes)
     if sums is None:

@@ -23,6 +23,8 @@ TILE = 4096
 PSUM_BLOCK = 1024
 # Of a partition, for tiles that are in different stages.
 STAGED_BYTES = 112 * 1024
+# The same where what each stage keeps has been counted.
+COUNTED_BYTES = 148 * 1024
 # Of a partition, for those and for what all tiles share: the rest of 224 KiB is for what one stage makes and uses up.
 SHARED_BYTES = 176 * 1024
 # Float32 sums in one bank of PSUM.
@@ -95,8 +97,11 @@ def in_stages(
 
 def _depth(stages: int, kept_bytes: int | Sequence[int], fixed_bytes: int) -> int:
     """How many tiles there are at a time."""
-    room = min(STAGED_BYTES, SHARED_BYTES - fixed_bytes)
-    kept = [kept_bytes] * (stages - 1) if isinstance(kept_bytes, int) else list(kept_bytes)
+    if isinstance(kept_bytes, int):
+        kept, room = [kept_bytes] * (stages - 1), STAGED_BYTES
+    else:
+        kept, room = list(kept_bytes), COUNTED_BYTES
+    room = min(room, SHARED_BYTES - fixed_bytes)
     for depth in range(stages, 1, -1):
         if sum(kept[: depth - 1]) + max(kept[depth - 2 :]) <= room:
             return depth

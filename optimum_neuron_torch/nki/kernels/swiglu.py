@@ -7,19 +7,23 @@ of one. The Scalar Engine activates, the Vector Engine multiplies, and both take
 transfers.
 """
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .rows import TILE, Rows, in_stages, itemsize, loaded, sections, tiles
+from .rows import PSUM_BLOCK, TILE, Rows, blocks, in_stages, itemsize, loaded, sections, tiles
 
 
 # gelu_tanh(x) = x / 2 * (1 + tanh(u)) with u = ROOT * (x + CUBE * x^3).
 ROOT = 0.7978845608028654
 CUBE = 0.044715
+# Where the slope of gelu_tanh is 0 or 1 in float32: far beyond the 11 or so from where on it is.
+FLAT = 64.0
 
 
 class Part(NamedTuple):
@@ -89,12 +93,12 @@ def swiglu_halves_backward_kernel(grad_TW, gate_up_TV, up_is_first=False, activa
     """The gradient of `gate_up_TV`, (T, V), from that of the product; arguments as in `swiglu_halves_kernel`."""
     grad_gate_up_TV = nl.ndarray(gate_up_TV.shape, dtype=gate_up_TV.dtype, buffer=nl.shared_hbm)
     inputs = (Part(grad_TW), *_halves(gate_up_TV, up_is_first))
-    blocks = _blocks_of_rows(*_half_of(gate_up_TV))
-    _differentiate(*inputs, *_halves(grad_gate_up_TV, up_is_first), activation, blocks)
+    work = _blocks_of_rows(*_half_of(gate_up_TV))
+    _differentiate(*inputs, *_halves(grad_gate_up_TV, up_is_first), activation, work)
     return grad_gate_up_TV
 
 
-def _gate(gate: Part, up: Part, output: Part, activation: str, blocks: Iterable[Block]) -> None:
+def _gate(gate: Part, up: Part, output: Part, activation: str, work: Iterable[Block]) -> None:
     function = {"silu": nl.silu, "gelu": nl.gelu, "gelu_tanh": nl.gelu_apprx_tanh}[activation]
 
     def load(block):
@@ -110,31 +114,44 @@ def _gate(gate: Part, up: Part, output: Part, activation: str, blocks: Iterable[
         nisa.tensor_tensor(dst=up_PRC, data1=activated_PRC, data2=up_PRC, op=nl.multiply)
         nisa.dma_copy(dst=block.of(output), src=up_PRC)
 
-    in_stages(blocks, (load, activate, multiply), 2 * _tile_bytes(gate))
+    in_stages(work, (load, activate, multiply), 2 * _tile_bytes(gate))
 
 
 def _differentiate(
-    grad: Part, gate: Part, up: Part, grad_gate: Part, grad_up: Part, activation: str, blocks: Iterable[Block]
+    grad: Part, gate: Part, up: Part, grad_gate: Part, grad_up: Part, activation: str, work: Iterable[Block]
 ) -> None:
-    activate = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}[activation]
+    slope_of = {"silu": _Slope(nl.silu, nl.silu_dx), "gelu": _Slope(nl.gelu, nl.gelu_dx), "gelu_tanh": _SlopeOfTanh()}
+    slope = slope_of[activation]
 
     def load(block):
         return block, *(block.loaded(part) for part in (grad, gate, up))
 
-    def differentiate(state):
+    def evaluate(state):
         block, grad_PRC, gate_PRC, up_PRC = state
-        value_PRC, slope_PRC = activate(gate_PRC)
-        return block, grad_PRC, up_PRC, value_PRC, slope_PRC
+        value_PRC = nl.ndarray(gate_PRC.shape, dtype=gate_PRC.dtype)
+        nisa.activation(dst=value_PRC, op=slope.function, data=gate_PRC)
+        return block, grad_PRC, up_PRC, value_PRC, slope.bounded(gate_PRC)
 
     def multiply(state):
-        block, grad_PRC, up_PRC, value_PRC, slope_PRC = state
-        nisa.tensor_tensor(dst=value_PRC, data1=grad_PRC, data2=value_PRC, op=nl.multiply)
+        block, grad_PRC, up_PRC, value_PRC, gate_PRC = state
+        _multiply(up_PRC, grad_PRC, up_PRC, slope.engine)
+        _multiply(value_PRC, grad_PRC, value_PRC, nisa.engine.gpsimd)
         nisa.dma_copy(dst=block.of(grad_up), src=value_PRC)
-        nisa.tensor_tensor(dst=up_PRC, data1=grad_PRC, data2=up_PRC, op=nl.multiply)
-        nisa.tensor_tensor(dst=up_PRC, data1=up_PRC, data2=slope_PRC, op=nl.multiply)
-        nisa.dma_copy(dst=block.of(grad_gate), src=up_PRC)
+        return block, up_PRC, slope.prepared(gate_PRC)
 
-    in_stages(blocks, (load, differentiate, multiply), 6 * _tile_bytes(gate))
+    def differentiate(state):
+        block, grad_PRC, prepared = state
+        return block, grad_PRC, slope.multiplied(grad_PRC, prepared)
+
+    def store(state):
+        block, grad_PRC, slope_PRC = state
+        if slope_PRC is not None:
+            _multiply(grad_PRC, grad_PRC, slope_PRC, nisa.engine.gpsimd)
+        nisa.dma_copy(dst=block.of(grad_gate), src=grad_PRC)
+
+    tile, whole = _tile_bytes(gate), TILE * itemsize(nl.float32)
+    kept_bytes = [3 * tile, 4 * tile, tile + slope.prepared_tiles * whole or 2 * tile, tile + slope.kept_tiles * whole]
+    in_stages(work, (load, evaluate, multiply, differentiate, store), kept_bytes)
 
 
 # ---- parts and blocks -----------------------------------------------------------------------------------------------
@@ -171,45 +188,95 @@ def _tile_bytes(part: Part) -> int:
     return TILE * itemsize(part.matrix_TC.dtype)
 
 
-# ---- activations ----------------------------------------------------------------------------------------------------
-# Values, in the dtype of the gate, and slopes, in float32
+# ---- slopes ---------------------------------------------------------------------------------------------------------
+# What multiplies them reads them in PSUM, where the Vector Engine reads a second tile at the same time.
 
 
-def _silu(gate: Any) -> tuple[Any, Any]:
-    return _activated(gate, nl.silu, gate.dtype), _activated(gate, nl.silu_dx)
+@dataclass(frozen=True)
+class _Slope:
+    """An activation of which the Scalar Engine has the slope."""
+
+    function: Any
+    derivative: Any
+    engine = nisa.engine.vector  # that multiplies gradients with `up`
+    prepared_tiles = kept_tiles = 0  # of float32, in SBUF
+
+    def bounded(self, gate_PRC: Any) -> Any:
+        """What the following is given of the gate."""
+        return gate_PRC
+
+    def prepared(self, gate_PRC: Any) -> Any:
+        return gate_PRC
+
+    def multiplied(self, grad_PRC: Any, gate_PRC: Any) -> None:
+        """Multiplies the gradient, in its place, or returns the slope."""
+        for rows, columns in blocks(*gate_PRC.shape[1:], PSUM_BLOCK):
+            slope_PRC = _in_psum(gate_PRC[:, rows, columns], self.derivative)
+            part_PRC = grad_PRC[:, rows, columns]
+            _multiply(part_PRC, part_PRC, slope_PRC, nisa.engine.vector)
 
 
-def _gelu(gate: Any) -> tuple[Any, Any]:
-    return _activated(gate, nl.gelu, gate.dtype), _activated(gate, nl.gelu_dx)
+@dataclass(frozen=True)
+class _SlopeOfTanh:
+    """That of gelu_tanh, which the Scalar Engine has not: s * (1 + (1 - s) * w), with s = sigmoid(2 * u) and
+    w = x * d(2 * u)/dx.
+
+    With k = 6 * ROOT * CUBE and q = k * x^2, w is x * (q + 2 * ROOT), and 2 * u a third of v = x * (q + 6 * ROOT).
+    The Vector Engine makes v, and GpSimd w = v - 4 * ROOT * x.
+    """
+
+    function = nl.gelu_apprx_tanh
+    engine = nisa.engine.gpsimd
+    prepared_tiles, kept_tiles = 2, 1
+
+    def bounded(self, gate_PRC: Any) -> Any:
+        """Beyond +-FLAT s is 0 or 1 and the slope, too, and squares might be more than float32 holds."""
+        bounded_PRC = nl.ndarray(gate_PRC.shape, dtype=gate_PRC.dtype)
+        limits = {"op0": nl.maximum, "operand0": -FLAT, "op1": nl.minimum, "operand1": FLAT}
+        nisa.tensor_scalar(dst=bounded_PRC, data=gate_PRC, **limits)
+        return bounded_PRC
+
+    def prepared(self, gate_PRC: Any) -> tuple[Any, Any]:
+        v_PRC, w_PRC = (nl.ndarray(gate_PRC.shape, dtype=nl.float32) for _ in range(2))
+        for rows, columns in blocks(*gate_PRC.shape[1:], PSUM_BLOCK):
+            part_PRC = gate_PRC[:, rows, columns]
+            square_PRC = _in_psum(part_PRC, nl.square, math.sqrt(6 * ROOT * CUBE))
+            nisa.scalar_tensor_tensor(
+                dst=v_PRC[:, rows, columns],
+                data=square_PRC,
+                op0=nl.add,
+                operand0=6 * ROOT,
+                op1=nl.multiply,
+                operand1=part_PRC,
+            )
+        nisa.activation(dst=w_PRC, op=nl.copy, data=gate_PRC, scale=4 * ROOT)
+        nisa.tensor_tensor(dst=w_PRC, data1=v_PRC, data2=w_PRC, op=nl.subtract, engine=nisa.engine.gpsimd)
+        return v_PRC, w_PRC
+
+    def multiplied(self, grad_PRC: Any, prepared: tuple[Any, Any]) -> Any:
+        v_PRC, w_PRC = prepared
+        for rows, columns in blocks(*v_PRC.shape[1:], PSUM_BLOCK):
+            sigmoid_PRC = _in_psum(v_PRC[:, rows, columns], nl.sigmoid, 1 / 3)
+            part_PRC = w_PRC[:, rows, columns]
+            for op0_is_reversed in (False, True):  # (s - 1) * w, then (1 - that) * s
+                nisa.scalar_tensor_tensor(
+                    dst=part_PRC,
+                    data=part_PRC if op0_is_reversed else sigmoid_PRC,
+                    op0=nl.subtract,
+                    operand0=1.0,
+                    reverse0=op0_is_reversed,
+                    op1=nl.multiply,
+                    operand1=sigmoid_PRC if op0_is_reversed else part_PRC,
+                )
+        return w_PRC
 
 
-def _gelu_tanh(gate: Any) -> tuple[Any, Any]:
-    """The Scalar Engine has no slope of it: (1 + t) / 2 + x / 2 * (1 - t^2) * du/dx, with t = tanh(u)."""
-    square = _activated(gate, nl.square)
-    slope = _affine(square, ROOT * CUBE, ROOT)
-    _multiply(slope, slope, gate)
-    tanh = _activated(slope, nl.tanh)
-    nisa.activation(dst=slope, op=nl.square, data=tanh)
-    # By x last: times du/dx it may be more than float32 holds, where 1 - t^2 is 0.
-    _multiply(slope, _affine(slope, -1.0, 1.0), _affine(square, 1.5 * ROOT * CUBE, 0.5 * ROOT))
-    _multiply(slope, slope, gate)
-    half = _affine(tanh, 0.5, 0.5)
-    nisa.tensor_tensor(dst=slope, data1=slope, data2=half, op=nl.add)
-    return _activated(gate, nl.gelu_apprx_tanh, gate.dtype), slope
+def _in_psum(data_PRC: Any, op: Any, scale: float = 1.0) -> Any:
+    """Float32 results of the Scalar Engine."""
+    result_PRC = nl.ndarray(data_PRC.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.activation(dst=result_PRC, op=op, data=data_PRC, scale=scale)
+    return result_PRC
 
 
-def _activated(data: Any, op: Any, dtype: Any = nl.float32) -> Any:
-    result = nl.ndarray(data.shape, dtype=dtype)
-    nisa.activation(dst=result, op=op, data=data)
-    return result
-
-
-def _affine(data: Any, factor: float, summand: float) -> Any:
-    """`data * factor + summand`, in float32."""
-    result = nl.ndarray(data.shape, dtype=nl.float32)
-    nisa.tensor_scalar(dst=result, data=data, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=summand)
-    return result
-
-
-def _multiply(dst: Any, data1: Any, data2: Any) -> None:
-    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=nisa.engine.gpsimd)
+def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:
+    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=engine)

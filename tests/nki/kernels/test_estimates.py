@@ -17,6 +17,8 @@ X, VECTOR = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape i
     [
         ("layer_norm.layer_norm_kernel", (X, VECTOR, VECTOR), {}, 1.6),
         ("layer_norm.layer_norm_backward_kernel", (X, X, VECTOR), {}, 2.2),
+        ("swiglu.swiglu_backward_kernel", (X, X, X), {"activation": "silu"}, 1.15),
+        ("swiglu.swiglu_backward_kernel", (X, X, X), {"activation": "gelu_tanh"}, 1.35),
     ],
 )
 def test_kernels_of_rows_are_near_the_bound_of_memory(name, tensors, options, limit):
