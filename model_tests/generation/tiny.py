@@ -66,7 +66,7 @@ CAPS: list[tuple[str, int]] = [
 
 
 def tiny_config(config_class: type[PretrainedConfig], **additions: Any) -> PretrainedConfig:
-    """A tiny configuration of this class; `additions` win, those for a part of it are mappings."""
+    """A tiny configuration of this class; `additions` win, those for a part of it are mappings or configurations."""
     return without_dropout(config_class(**_values(config_class, additions)))
 
 
@@ -80,6 +80,8 @@ def _values(config_class: type[PretrainedConfig], additions: Mapping[str, Any]) 
     layers = _one_of_each_kind(default)
     for name, value in vars(default).items():
         if name.startswith("_") or name in NOT_SIZES:
+            continue
+        if isinstance(additions.get(name), PretrainedConfig):
             continue
         if isinstance(value, PretrainedConfig):
             part = _values(type(value), additions.get(name, {}))

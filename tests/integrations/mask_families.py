@@ -1,14 +1,15 @@
 """What the mask hook says to each family of Transformers that calls it: its calls as the library's own sources have
-them, run on tiny random models (`mask_models.py`).
+them, run on tiny random models (`mask_models.py`, `mask_inputs.py`).
 
 `python -m tests.integrations.mask_families` writes the table that `test_mask_ranges.py` compares with. For each call
 it says what came: "ranges", "whole: why", "another attention" where the model has not taken "nki", "as given" where
-the hook was not asked; and "not reached: n of m" where no model that runs comes to n of the m places with this call.
+the hook was not asked; and "not reached: n of m, why" where no model comes to n of the m places with this call.
 """
 
 import contextlib
 import copy
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -25,7 +26,8 @@ from transformers import PreTrainedModel, StaticCache, masking_utils
 
 from optimum_neuron_torch.integrations import attention
 from optimum_neuron_torch.nki.masks import Seen, mask_of_ranges, nki_mask, seen_in
-from tests.integrations.mask_models import MODELS, ROWS, inputs_of, models_of, modules_of
+from tests.integrations.mask_inputs import ROWS, inputs_of
+from tests.integrations.mask_models import CAUSES, MODELS, models_of, modules_of
 
 
 TABLE = Path(__file__).with_name("mask_families.json")
@@ -102,6 +104,11 @@ class RangesDifferError(AssertionError):
     """Key ranges are not those of their mask."""
 
 
+def _compare(seen: Seen, mask: torch.Tensor) -> None:
+    if seen.unknown is None and not torch.equal(expanded(seen, mask), mask):
+        raise RangesDifferError(f"ranges of {seen} are not the mask's")
+
+
 class Watch:
     """Compares the ranges of each mask with it, and notes what came at each place."""
 
@@ -120,16 +127,16 @@ class Watch:
         mask = nki_mask(*args, **kwargs)
         seen = seen_in(mask)
         self._kinds[-1].add("ranges" if seen.unknown is None else f"whole: {seen.unknown}")
-        if seen.unknown is None and not torch.equal(expanded(seen, mask), mask):
-            raise RangesDifferError(f"ranges of {seen} are not the mask's")
+        _compare(seen, mask)
         return mask
 
     def what_is_seen(self, query: Any, key: Any, mask: Any, is_causal: bool) -> tuple:
         """In place of the attention's look at its mask."""
-        found = STOCK(query, key, mask, is_causal)
-        if mask is not None and seen_in(mask).unknown is not None:
-            self.attention.add(seen_in(mask).unknown)
-        return found
+        if mask is not None:
+            seen = seen_in(mask)
+            _compare(seen, mask)
+            self.attention |= {seen.unknown} - {None}
+        return STOCK(query, key, mask, is_causal)
 
     def creator(self, create: Callable[..., Any]) -> Callable[..., Any]:
         """In place of a function that a family's code calls."""
@@ -173,7 +180,7 @@ def watched(family: str, places: Sequence[Place]) -> Iterator[Watch]:
 def outcome(family: str, places: Sequence[Place], names: Sequence[str] | None = None) -> dict[str, Any]:
     """A row of the table, from the models that are named; None: from those that it takes to come to all places.
 
-    "errors" says what became of all models, where none runs.
+    "errors" says what became of the models, where places are not reached and `CAUSES` does not say why.
     """
     row: dict[str, Any] = {"models": []}
     errors = []
@@ -183,18 +190,20 @@ def outcome(family: str, places: Sequence[Place], names: Sequence[str] | None = 
             if watch.is_complete or (names is not None and name not in names):
                 continue
             before = copy.deepcopy((watch.came, watch.attention))
-            errors += [f"{name}: {type(error).__name__}" for error in _run(make, watch)]
+            errors += [f"{name}: {type(error).__name__}: {str(error)[:200]}" for error in _run(make, watch)]
             if any(kinds and not before[0][place] for place, kinds in watch.came.items()):
                 row["models"].append(name)
             else:
                 watch.came, watch.attention = before
-    row["calls"] = _by_call(watch.came)
+    row["calls"] = _by_call(watch.came, CAUSES.get(family, ""))
     if watch.attention:
         row["attention"] = sorted(watch.attention)
-    return row if row["models"] else {**row, "errors": errors}
+    if not watch.is_complete and family not in CAUSES:
+        row["errors"] = list(dict.fromkeys(errors))
+    return row
 
 
-def _by_call(came: Mapping[Place, set[str]]) -> dict[str, list[str]]:
+def _by_call(came: Mapping[Place, set[str]], cause: str) -> dict[str, list[str]]:
     found: dict[str, list[set[str]]] = defaultdict(list)
     for place, kinds in came.items():
         found[place.call].append(kinds)
@@ -202,7 +211,7 @@ def _by_call(came: Mapping[Place, set[str]]) -> dict[str, list[str]]:
     for call, places in sorted(found.items()):
         rows[call] = sorted(set().union(*places))
         if missing := places.count(set()):
-            rows[call].append(f"not reached: {missing} of {len(places)}")
+            rows[call].append(f"not reached: {missing} of {len(places)}, {cause}")
     return rows
 
 
@@ -218,8 +227,9 @@ def _run(make: Callable[[], PreTrainedModel], watch: Watch) -> list[Exception]:
             if watch.is_complete:
                 return failures
         if model.can_generate():
-            with _noting(failures):
-                _generate(model)
+            for inputs in itertools.islice(inputs_of(model), 2):
+                with _noting(failures):
+                    _generate(model, inputs)
     return failures
 
 
@@ -245,9 +255,8 @@ def _run_on_caches(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -
             model(input_ids=inputs["input_ids"][:, :1], attention_mask=mask, cache=cache, use_cache=True)
 
 
-def _generate(model: PreTrainedModel) -> None:
+def _generate(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> None:
     """Two tokens, on a static cache: only then are masks made before the model is called."""
-    inputs = next(inputs_of(model))
     model.generate(**inputs, max_new_tokens=2, do_sample=False, cache_implementation="static")
 
 

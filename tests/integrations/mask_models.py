@@ -1,12 +1,12 @@
-"""Tiny random models of every family of Transformers that calls the mask hook, and ways of calling them.
+"""Tiny random models of every family of Transformers that calls the mask hook; `mask_inputs.py` calls them.
 
 A family's models are those of its Auto class and then all others of its files, so that parts run where the whole does
 not, and encoders as well as decoders. Settings that a rule does not get right are in the tables at the top.
 """
 
+import copy
 import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, Gemma2Config, PretrainedConfig, PreTrainedModel, ResNetConfig, ViTConfig
 from transformers.models.auto import modeling_auto
 
 from model_tests.generation.additions import ADDITIONS
@@ -22,8 +22,6 @@ from model_tests.generation.tiny import VOCABULARY, WINDOW, tiny_config
 
 
 MODELS = Path(transformers.__file__).parent / "models"
-# Padding makes no mask of another kind, so one length does; longer than the windows of tiny configurations.
-ROWS, LENGTH, PADS = 2, 20, 3
 # The Auto mappings by which a family's class is found, the first that has one.
 MAPPINGS = (
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -34,7 +32,13 @@ MAPPINGS = (
 )
 
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-# Beside the additions of the sweep of generation.
+EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+SHARED_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+ATOMS = {"num_spatial_rope_pairs_per_axis": 1, "num_uid_rope_pairs": 1}
+# In place of those of timm.
+PICTURES = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+CLASSES_OF_PICTURES = tiny_config(ViTConfig)
+# Beside the additions of the sweep of generation: by model type, or by the class of a model or of a configuration.
 FURTHER = {
     **{
         model_type: {"text_config": {"rope_parameters": SECTIONS}}
@@ -46,12 +50,60 @@ FURTHER = {
         model_type: {"prediction_length": 4, "context_length": 8}
         for model_type in ("autoformer", "informer", "time_series_transformer")
     },
+    **dict.fromkeys(("BarkSubModelConfig", "fine_acoustics"), {"block_size": 64}),
+    "PPDocLayoutV2ReadingOrderConfig": {"vocab_size": VOCABULARY, "coordinate_size": 6, "shape_size": 4},
+    "PaliGemmaModel": {"text_config": tiny_config(Gemma2Config)},  # the second has windows
+    "audio-spectrogram-transformer": {"max_length": 40},
+    "audioflamingo3_encoder": {"max_source_positions": 16},
+    "blt": {"use_cache": False},  # a cache of its own it cannot make
+    "bridgetower": {"text_config": {"hidden_size": 64}, "vision_config": {"hidden_size": 64}, "hidden_size": 64},
+    "bros": {"hidden_size": 64},
+    "chameleon": {"vocabulary_map": {"<image>": 120}},
+    "cosmos3_edge": {"text_config": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}}},
+    "dab-detr": {"backbone_config": PICTURES},
+    "deepseek_ocr2": {"text_config": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"]}},
+    "diffusion_gemma": {"text_config": EXPERTS},
+    "diffusion_gemma_text": EXPERTS,
+    "dots3_note_audio_encoder": {"adapter_input_size": 32},
+    "dots3_note_text": {
+        **ADDITIONS["dots3_note"], "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "layer_types": ["sliding_attention", "indexed_attention", "full_attention"],
+    },
+    "esmfold2": {
+        "single_inputs_size": 32 + 2 * 33 + 1, "atom_feature_dim": None, "atom_encoder": ATOMS,
+        "structure_head": {"diffusion_module": {"atom_encoder": ATOMS}},
+    },
+    "gemma4": {"text_config": {"use_bidirectional_attention": "vision"}},
+    "gemma4_assistant": {"text_config": SHARED_LAYERS},
+    "hunyuan_vl": {"text_config": {"head_dim": 8}},
+    "hunyuan_vl_text": {"head_dim": 8},
+    "hy_v4_vl": {"text_config": {"rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 0]}}},
+    "imagegpt": {"is_decoder": True},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4, "input_size": 16},
+    "lightglue": {"keypoint_detector_config": {"keypoint_decoder_dim": 65}},
+    "mimi": {"upsample_groups": 32},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "mpnet": {"max_position_embeddings": 64},
+    "nemo_speechlm": {"audio_config": {"diarization_config": {"chunk_length": 64}}},
+    "neomme": {"head_dim": 16},
+    "neucodec": {"quantization_dim": 64},
+    "omdet-turbo": {"num_queries": 8, "class_embed_dim": 16},
+    "pe_audio_video_encoder": {"video_config": {"vision_config": CLASSES_OF_PICTURES}},
+    "pe_video_encoder": {"vision_config": CLASSES_OF_PICTURES},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "pocket_tts_audio_tokenizer": {"upsample_groups": 32},
+    "qwen2_audio_encoder": {"max_source_positions": 16},
+    "qwen3_omni_moe_talker": {"text_config": {"shared_expert_intermediate_size": 16}},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 16},
     "speech_to_text": {"input_channels": 1, "input_feat_per_channel": 16},
+    "superglue": {"keypoint_detector_config": {"keypoint_decoder_dim": 65}},
+    "tvp": {"max_img_size": 64, "image_size": 64, "visual_prompt_size": 2, "num_frames": 2},
+    "vivit": {"num_frames": 2, "tubelet_size": [2, 4, 4]},
+    "zaya": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": WINDOW},
 }  # fmt: skip
 
-# Ways of calling by class or model type, beside those of the rules.
-INPUTS: dict[str, Callable[[PretrainedConfig], dict[str, Any]]] = {}
+# Why places are not reached, by family.
+CAUSES = dict.fromkeys(("sam3", "sam3_lite_text"), "boxes are cut out of pictures with torchvision")
 
 
 # ---- classes --------------------------------------------------------------------------------------------------------
@@ -103,6 +155,9 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"sliding_window": WINDOW},
     LAYERS,
     {"use_sliding_window": True, **LAYERS},
+    {"use_sliding_window": True, "sliding_window": WINDOW},
+    {"do_stable_layer_norm": True},
+    {"add_adapter": True},
 )
 
 
@@ -117,97 +172,21 @@ def models_of(family: str) -> Iterator[tuple[str, Callable[[], PreTrainedModel]]
 
 def model_of(model_class: type[PreTrainedModel], **settings: Any) -> PreTrainedModel:
     """A tiny random model of the class, with attention "nki"."""
-    config = config_of(model_class.config_class, **settings)
+    config = config_of(model_class, **settings)
     torch.manual_seed(0)
     model = model_class(config).eval()
     model.set_attn_implementation("nki")
     return model
 
 
-def config_of(config_class: type[PretrainedConfig], **settings: Any) -> PretrainedConfig:
+def config_of(model_class: type[PreTrainedModel], **settings: Any) -> PretrainedConfig:
     """A tiny one. Raises TypeError for settings that it does not have."""
-    additions = {**ADDITIONS, **FURTHER}.get(config_class.model_type, {})
-    config = tiny_config(config_class, **additions)
+    config_class, table = model_class.config_class, {**ADDITIONS, **FURTHER}
+    names = (model_class.__name__, config_class.model_type, config_class.__name__)
+    additions = next((table[name] for name in names if name in table), {})
+    config = tiny_config(config_class, **copy.deepcopy(additions))  # models write to their configurations
     if not settings:
         return config
     if missing := [name for name in settings if not hasattr(config, name)]:
         raise TypeError(f"{config_class.__name__} has no {missing}")
-    return tiny_config(config_class, **additions, **settings)
-
-
-# ---- ways of calling them -------------------------------------------------------------------------------------------
-
-
-def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Ways to call it, the likeliest first: two rows of tokens, one of them with pads on the left, and other kinds."""
-    taken = inspect.signature(type(model).forward).parameters
-    config = model.config
-    tokens, embeds, others = _of_tokens(config), _of_embeds(config), _of_other_kinds(config)
-    decoder = {f"decoder_{name}": tokens[name] for name in ("input_ids", "attention_mask")}
-    crossed = {name: embeds[name] for name in embeds if getattr(config, "add_cross_attention", False)}
-    main = getattr(model, "main_input_name", "input_ids")
-    of_main = {main: others[main]} if main in others else {}
-    special = [INPUTS[name](config) for name in (type(model).__name__, config.model_type) if name in INPUTS]
-    for named in (
-        *({**tokens, **decoder, **one} for one in special),
-        *special,
-        {**crossed, **tokens, **decoder} if main == "input_ids" else {**of_main, **_mask_of_sound(of_main), **decoder},
-        {**of_main, **decoder},
-        {**tokens, **others},
-        others,
-        {**embeds, "attention_mask": tokens["attention_mask"]},
-    ):
-        yield {name: tensor for name, tensor in named.items() if name in taken}
-
-
-def _of_tokens(config: PretrainedConfig) -> dict[str, torch.Tensor]:
-    text = config.get_text_config()
-    length = min(LENGTH, _number(text, "max_position_embeddings") or LENGTH)
-    size = min(VOCABULARY - 30, _number(text, "vocab_size") or VOCABULARY)
-    ids = torch.randint(5, size, (ROWS, length), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[0, :PADS] = 0
-    return {"input_ids": ids, "attention_mask": mask, "bbox": torch.zeros(ROWS, length, 4, dtype=torch.long)}
-
-
-def _of_embeds(config: PretrainedConfig) -> dict[str, torch.Tensor]:
-    """For parts of models: states of the layers before them, and of an encoder whose first row has pads."""
-    size = _number(config, "hidden_size") or _number(config, "d_model") or 32
-    states = torch.randn(ROWS, LENGTH, size, generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
-    mask[0, -PADS:] = 0
-    return {
-        "inputs_embeds": states,
-        "hidden_states": states,
-        "encoder_hidden_states": states,
-        "encoder_attention_mask": mask,
-    }
-
-
-def _number(config: PretrainedConfig, name: str) -> int | None:
-    number = getattr(config, name, None)
-    return number if isinstance(number, int) else None
-
-
-def _mask_of_sound(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """One with pads on the right of the first row."""
-    sound = next((inputs[name] for name in ("input_features", "input_values") if name in inputs), None)
-    if sound is None:
-        return {}
-    mask = torch.ones(ROWS, sound.shape[-1], dtype=torch.long)
-    mask[0, mask.shape[1] * 3 // 4 :] = 0
-    return {"attention_mask": mask}
-
-
-def _of_other_kinds(config: PretrainedConfig) -> dict[str, torch.Tensor]:
-    """Pictures and sounds, at the sizes that a configuration says."""
-    vision = getattr(config, "vision_config", config)
-    size, channels = getattr(vision, "image_size", 16), _number(vision, "num_channels") or 3
-    height, width = (size, size) if isinstance(size, int) else tuple(size)
-    bins = _number(config, "num_mel_bins") or _number(config, "input_feat_per_channel") or 16
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "pixel_values": torch.randn(ROWS, channels, height, width, generator=generator),
-        "input_features": torch.randn(ROWS, bins, 32, generator=generator),
-        "input_values": torch.randn(ROWS, 4000, generator=generator),
-    }
+    return tiny_config(config_class, **copy.deepcopy({**additions, **settings}))

@@ -1,6 +1,7 @@
 """Masks of models as key ranges: what every family of Transformers asks for, and what is known where masks go.
 
-The table of families is in `mask_families.json`; `mask_families.py` makes it.
+The table of families is in `mask_families.json`; `mask_families.py` makes it, from the models of `mask_models.py` with
+the inputs of `mask_inputs.py`.
 """
 
 import copy
@@ -28,6 +29,7 @@ from optimum_neuron_torch.buckets.holes import HOLES, mark_whole
 from optimum_neuron_torch.integrations import attention
 from optimum_neuron_torch.nki.masks import nki_mask, seen_in
 from tests.integrations.mask_families import TABLE, expanded, families, outcome
+from tests.integrations.mask_models import CAUSES
 from tests.tiny_models import TINY
 
 
@@ -76,6 +78,16 @@ def test_the_table_has_every_family_that_calls_the_hook():
     assert {family: {place.call for place in places} for family, places in PLACES.items()} == {
         family: set(row["calls"]) for family, row in FAMILIES.items()
     }
+
+
+def test_places_of_all_families_are_reached_but_for_known_causes():
+    open_places = {
+        family
+        for family, row in FAMILIES.items()
+        if any(kind.startswith("not reached") for kinds in row["calls"].values() for kind in kinds)
+    }
+    assert open_places == set(CAUSES)
+    assert all(row["models"] for row in FAMILIES.values())
 
 
 @pytest.mark.parametrize(
