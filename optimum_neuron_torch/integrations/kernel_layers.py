@@ -21,6 +21,7 @@ from ..nki.modes import kernels_run
 from ..report import Ledger
 from .layer_recognition import recognise, recognise_rotary
 from .layer_variants import (
+    ACTIVATIONS,
     GATE,
     VARIANT,
     Experts,
@@ -31,6 +32,7 @@ from .layer_variants import (
     Norm,
     Rotary,
     Variant,
+    activations_of,
     run_fused_mlp,
     run_gate,
     run_gated_projection,
@@ -165,6 +167,7 @@ class KernelLayers:
         if isinstance(variant, Rotary):
             self._use(layer)
         else:
+            vars(layer)[ACTIVATIONS] = activations_of(layer)
             self._layers.append(layer)
         return None
 
@@ -193,6 +196,7 @@ class KernelLayers:
 
 def _give_back(layer: torch.nn.Module) -> None:
     variant = vars(layer).pop(VARIANT, None)
+    vars(layer).pop(ACTIVATIONS, None)
     if variant is not None:
         vars(layer).pop(GATE if isinstance(variant, Experts) else "forward", None)
 

@@ -31,6 +31,7 @@ from .layer_variants import (
     Norm,
     Rotary,
     Variant,
+    activations_of,
     as_rotated,
     epsilon_of,
     rotate,
@@ -235,9 +236,7 @@ def _goes_back_from_half(gate_up: tuple[int, int], down: tuple[int, int]) -> boo
 
 
 def has_activation(layer: torch.nn.Module) -> bool:
-    """As modules call what they hold of them: act_fn, activation, activation_fn."""
-    attributes = {**vars(layer), **layer._modules}
-    return any("act" in name and callable(value) for name, value in attributes.items())
+    return bool(activations_of(layer))
 
 
 def has_convolutions(layer: torch.nn.Module) -> bool:

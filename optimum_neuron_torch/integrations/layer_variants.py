@@ -8,6 +8,7 @@ Shape legend: B batch, H query heads, G key heads, S positions, D head size, R r
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,6 +21,8 @@ from ..nki.ops import swiglu as swiglu_ops
 
 
 VARIANT = "_neuron_variant"
+# The activations that a layer had when it was recognised, each with its name.
+ACTIVATIONS = "_neuron_activations"
 # The method in which Transformers' experts are gated.
 GATE = "_apply_gate"
 
@@ -147,9 +150,24 @@ def epsilon_of(layer: torch.nn.Module, variant: Norm | LayerNorm) -> float:
     return torch.finfo(torch.float32).eps if eps is None else eps
 
 
+def activations_of(layer: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
+    """As modules call what they hold of them: act_fn, activation, activation_fn."""
+    attributes = {**vars(layer), **layer._modules}
+    return tuple((name, value) for name, value in attributes.items() if "act" in name and callable(value))
+
+
+def _gates_by_kernel(layer: torch.nn.Module, rows: torch.Tensor) -> bool:
+    """Whether kernels run for `rows`, and the layer still has the activations that it was recognised with: a user may
+    put others there.
+    """
+    if not (runtime.is_neuron(rows) and kernels_run()):
+        return False
+    return all(getattr(layer, name, None) is value for name, value in getattr(layer, ACTIVATIONS, ()))
+
+
 def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: GatedMLP = getattr(layer, VARIANT)
-    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+    if not _gates_by_kernel(layer, hidden_states):
         return type(layer).forward(layer, hidden_states)
     gate, up = getattr(layer, variant.gate)(hidden_states), getattr(layer, variant.up)(hidden_states)
     return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.activation))
@@ -157,7 +175,7 @@ def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
 
 def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: FusedMLP = getattr(layer, VARIANT)
-    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+    if not _gates_by_kernel(layer, hidden_states):
         return type(layer).forward(layer, hidden_states)
     gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
     return getattr(layer, variant.down)(swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation))
@@ -165,7 +183,7 @@ def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.
 
 def run_gated_projection(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: GatedProjection = getattr(layer, VARIANT)
-    if not (runtime.is_neuron(hidden_states) and kernels_run()):
+    if not _gates_by_kernel(layer, hidden_states):
         return type(layer).forward(layer, hidden_states)
     gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
     return swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation)
@@ -174,7 +192,7 @@ def run_gated_projection(layer: torch.nn.Module, hidden_states: torch.Tensor) ->
 # Called as the method whose place it takes: by that name a bound method is pickled, as in a stored graph.
 def _apply_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
     variant: Experts = getattr(layer, VARIANT)
-    if not (runtime.is_neuron(gate_up) and kernels_run()):
+    if not _gates_by_kernel(layer, gate_up):
         return type(layer)._apply_gate(layer, gate_up)
     return swiglu_ops.swiglu_halves(gate_up, variant.halves.up_is_first, variant.halves.activation)
 

@@ -439,8 +439,28 @@ def test_halves_of_one_projection(case, settings):
     for prepared in (copy.deepcopy(model), model):
         ont.unprepare(prepared)
         assert all(
-            not {"forward", "_apply_gate", "_neuron_variant"} & vars(part).keys() for part in prepared.modules()
+            not {"forward", "_apply_gate", "_neuron_variant", "_neuron_activations"} & vars(part).keys()
+            for part in prepared.modules()
         )
+
+
+@pytest.mark.parametrize("case", ["Llama", *FUSED])
+@pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
+def test_an_activation_put_there_afterwards_is_used(case, settings):
+    """By the layer's own forward, in copies too."""
+    torch._dynamo.reset()
+    stock = (FUSED[case][0] if case in FUSED else made)()
+    model = ont.prepare(copy.deepcopy(stock), settings)
+    for part in (*stock.modules(), *model.modules()):
+        for name in part._modules.keys() & {"act_fn", "activation_fn"}:
+            setattr(part, name, torch.nn.ReLU())
+    with torch.no_grad():
+        expected = stock(ids()).logits
+        for prepared in (model, copy.deepcopy(model)):
+            with ont.nki.simulation() as runs:
+                found = prepared(ids(), use_cache=False).logits.cpu()
+            assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+            assert not any("swiglu" in run.kernel for run in runs)
 
 
 @pytest.mark.parametrize("case", FUSED)
