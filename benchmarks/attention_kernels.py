@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
-    cases = [*prefill(arguments.length, arguments.library), *training(arguments.length, arguments.library)]
+    cases = [*prefill(arguments.length, arguments.library), *changed_scores(arguments.length)]
+    cases += training(arguments.length, arguments.library)
     cases.append(decode(arguments.length))
     rows = [row(case, target, cores) for case in cases for target in TARGETS for cores in CORES]
     if arguments.json:
@@ -67,6 +68,16 @@ def prefill(length: int, library: Path | None) -> Iterator[Case]:
         if library is not None:
             options = {"scale": SCALE, "causal_mask": is_causal, "tp_q": True}
             yield Case(f"attention_cte {kind}", library_attention(library), flat, options)
+
+
+def changed_scores(length: int) -> Iterator[Case]:
+    """Scores that a bias or a cap changes before the softmax."""
+    tensors = (empty(BATCH, 1, length, HEAD),) * 3
+    for name, option in (("bias", {"bias_BHQK": empty(1, 1, length, length)}), ("softcap", {"softcap": 50.0})):
+        for is_causal in (True, False):
+            kind = f"{length} x {length}, {name}{', causal' if is_causal else ''}"
+            options = {"scale": SCALE, "is_causal": is_causal, **option}
+            yield Case(f"flash_attention {kind}", flash_attention_kernel, tensors, options)
 
 
 def training(length: int, library: Path | None) -> Iterator[Case]:

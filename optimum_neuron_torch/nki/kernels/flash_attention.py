@@ -77,7 +77,7 @@ def flash_attention_kernel(
     for step in chain(_ahead(_steps(call), call.sizes.prefetch), [None] * DELAY):
         pipeline = [step, *pipeline[:DELAY]]
         oldest = pipeline[DELAY]
-        _transpose_on_chip(pipeline[DELAY - 1])
+        _transpose_on_chip(call, pipeline[DELAY - 1])
         for bank in range(call.sizes.block // BANK):
             _score(call, step, bank)
             _multiply_values(call, oldest, bank)
@@ -591,7 +591,7 @@ def _transpose_by_dma(call: _Call, step: _Step) -> None:
 # Values
 
 
-def _transpose_on_chip(step: _Step | None) -> None:
+def _transpose_on_chip(call: _Call, step: _Step | None) -> None:
     """What DMA has not transposed. A step before its use: the copies queue behind exponentials of other steps."""
     if step is None:
         return
@@ -607,10 +607,12 @@ def _transpose_on_chip(step: _Step | None) -> None:
             nisa.nc_transpose(dst=in_psum[0 : last - first, chunk, :], data=weights_RC, engine=nisa.engine.tensor)
             step.transposed_CR.append(copied[0 : last - first, chunk, :])
         whole = (stop - start) // PARTITIONS or 1
-        nisa.tensor_copy(dst=copied[:, 0:whole, :], src=in_psum[:, 0:whole, :], engine=nisa.engine.scalar)
+        # Softcap's tanh keeps the Scalar Engine longest: then the Vector Engine copies.
+        engine = nisa.engine.scalar if call.softcap is None else nisa.engine.vector
+        nisa.tensor_copy(dst=copied[:, 0:whole, :], src=in_psum[:, 0:whole, :], engine=engine)
         if whole < len(pieces):
             rest = pieces[-1][1] - pieces[-1][0]
-            nisa.tensor_copy(dst=copied[0:rest, whole, :], src=in_psum[0:rest, whole, :], engine=nisa.engine.scalar)
+            nisa.tensor_copy(dst=copied[0:rest, whole, :], src=in_psum[0:rest, whole, :], engine=engine)
 
 
 def _multiply_values(call: _Call, step: _Step | None, index: int) -> None:
