@@ -131,9 +131,11 @@ class Report:
     `graphs` were compiled here, `cached` came from the persistent cache. `eager_signatures` and `copies` are the
     device's counters (None where it keeps none). `fallbacks` are the ops that ran, or on the device would run, on the
     CPU; `unknown_ops` those of which nothing public says where they run (None on a real device). `padded_share` is the
-    share of the positions run that were padding. `recompiles` are the graphs made although their function had one,
-    each with what had changed; `graph_breaks` the source lines at which code under `torch.compile` left its graphs;
-    `cpu_autocopies` the CPU tensors that entered compiled graphs.
+    share of the positions run that were padding. `attention` counts calls by path: of prepared models that attend by
+    "nki" always, of PyTorch's own scaled_dot_product_attention where kernels run; of graphs that a user's own
+    torch.compile made none, as their calls are not seen. `recompiles` are the graphs made although their function had
+    one, each with what had changed; `graph_breaks` the source lines at which code under `torch.compile` left its
+    graphs; `cpu_autocopies` the CPU tensors that entered compiled graphs.
     """
 
     name: str

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from optimum.commands.base import CommandInfo
 
+from .model import check_model
 from .verb import FAILED, NeuronVerb
 
 
@@ -23,6 +24,7 @@ class CheckCommand(NeuronVerb):
 
         from ..integrations.checking import check
 
+        check_model(self.args.model)
         findings = check(self.args.model)
         if self.args.json:
             print(json.dumps([asdict(finding) for finding in findings], indent=2))

@@ -22,10 +22,28 @@ def add_buckets(parser: ArgumentParser) -> None:
         parser.add_argument(option, type=int, nargs="+", metavar="SIZE", help="Sizes of this axis.")
 
 
+def check_model(name_or_path: str) -> None:
+    """Raises ValueError for what is neither a folder nor can be a name on the Hub."""
+    from pathlib import Path
+
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    if Path(name_or_path).is_dir():
+        return
+    try:
+        validate_repo_id(name_or_path)
+    except HFValidationError as error:
+        found = "is a file" if Path(name_or_path).exists() else "does not exist"
+        raise ValueError(
+            f"{name_or_path} {found}: expected the folder of a saved model, as save_pretrained() writes it, or the "
+            "name of one on the Hub, as owner/name"
+        ) from error
+
+
 def load(arguments: Namespace) -> Any:
     """The model on the neuron device, prepared with the configuration saved beside it.
 
-    Raises ValueError for a dtype or an architecture that does not exist, OSError where there is no model.
+    Raises ValueError for a folder, a dtype or an architecture that does not exist, OSError where there is no model.
     """
     import torch
     from transformers import AutoConfig
@@ -34,6 +52,7 @@ def load(arguments: Namespace) -> Any:
 
     from ..integrations.checking import model_class_of
 
+    check_model(arguments.model)
     dtype = getattr(torch, arguments.dtype, None) if arguments.dtype else "auto"
     if dtype != "auto" and not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype {arguments.dtype}: expected a dtype of torch, as bfloat16 or float32")
