@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from .. import runtime
 from ..files import replacing
+from .notes import Note
 from .sources import are_unchanged
 
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
 LOCKS = "locks"
-FORMAT = 1
+FORMAT = 2
 # After this a process that waits for another's function compiles it itself: the other one may be stopped.
 LONGEST_WAIT_S = 1800.0
 # Variants kept per key; the oldest goes.
@@ -45,7 +46,7 @@ class Header:
     sources: dict[str, str]
     programs: tuple[str, ...] = ()
     threads: int = 1
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     attention: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 

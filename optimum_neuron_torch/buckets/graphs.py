@@ -20,7 +20,7 @@ from ..report import CountedCalls, Ledger
 from .blocks import repeated_blocks
 from .keys import circumstances, process_state, signature
 from .manifest import GraphEntry, Manifest, bucket_of
-from .notes import TracedPaths, counting, noting
+from .notes import TracedPaths, counting, enter, noting
 from .progress import compiling
 from .regions import Regions
 from .state import ModuleState
@@ -96,7 +96,7 @@ class Graphs:
                 self._state(module)
             with noting() as notes, counting(self.ledger.attention):
                 result = step(*args)
-            self._depart(function, notes)
+            enter(notes, self.ledger, function)
             return result
         with self._lock:
             states = [self._state(module) for module in modules]
@@ -139,16 +139,11 @@ class Graphs:
             made = Maker(self.ledger.name, self.config.options, bucket).make(step, key, states, args)
             compiled = CountedCalls(made.call, paths)
             result = compiled(*args)
-        self._depart(place.function, notes)
+        enter(notes, self.ledger, place.function)
         # What has no attention in it is called as it is.
         self._compiled[known] = compiled = self.ledger.counting(compiled) if paths else made.call
         self._note(made, place, time.perf_counter() - started)
         return compiled, result
-
-    def _depart(self, function: str, notes: list[str]) -> None:
-        """Enter what attention noted into the ledger. Raises StrictError where that is strict."""
-        for text in dict.fromkeys(notes):
-            self.ledger.depart("attention", function, text)
 
     def _blocks(self, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
         """The modules that are compiled each for itself; none where the step is compiled whole."""

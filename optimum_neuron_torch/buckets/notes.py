@@ -4,7 +4,7 @@ which paths attention takes.
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -14,13 +14,15 @@ from .. import runtime
 from ..report import Ledger
 
 
-_listening: ContextVar[list[str] | None] = ContextVar("notes of the code that runs", default=None)
+# A kind, as strict modes have them, and what is said.
+Note = tuple[str, str]
+_listening: ContextVar[list[Note] | None] = ContextVar("notes of the code that runs", default=None)
 
 
 @contextmanager
-def noting() -> Iterator[list[str]]:
+def noting() -> Iterator[list[Note]]:
     """Collect the notes of what runs, or is traced, within the block."""
-    notes: list[str] = []
+    notes: list[Note] = []
     token = _listening.set(notes)
     try:
         yield notes
@@ -28,32 +30,40 @@ def noting() -> Iterator[list[str]]:
         _listening.reset(token)
 
 
-def noted() -> tuple[str, ...]:
+def noted() -> tuple[Note, ...]:
     """The notes of the innermost `noting()` so far, each once."""
     return tuple(dict.fromkeys(_listening.get() or ()))
 
 
-def note(text: str) -> None:
+def note(text: str, kind: str = "attention") -> None:
     """Say `text` to the innermost `noting()`.
 
-    Where there is none and kernels run, `report()` has it, with one warning, and strict "attention" makes it an error.
+    Where there is none and kernels run, `report()` has it, and where `kind` is strict it is an error.
     """
     if torch.compiler.is_compiling():
-        _note_while_traced(text)
+        _note_while_traced(text, kind)
     else:
-        _say(text)
+        _say(text, kind)
 
 
-def _say(text: str) -> None:
+def _say(text: str, kind: str) -> None:
     notes = _listening.get()
     if notes is not None:
-        notes.append(text)
+        notes.append((kind, text))
     elif runtime.kernels_run():
-        ledger_outside_graphs().depart("attention", "a call", text)
+        enter([(kind, text)], ledger_outside_graphs(), "a call")
 
 
-def _note_while_traced(text: str) -> None:
-    _say(text)
+def _note_while_traced(text: str, kind: str) -> None:
+    _say(text, kind)
+
+
+def enter(notes: Iterable[Note], ledger: Ledger, where: str) -> None:
+    """Enter each of `notes` once into `ledger`, those of attention with a warning. Raises StrictError where a kind is
+    strict.
+    """
+    for kind, text in dict.fromkeys(notes):
+        ledger.depart(kind, where, text, warn=kind == "attention")
 
 
 # As torch.compiler.assume_constant_result() marks it, which would import Dynamo: run once, while tracing.

@@ -72,8 +72,8 @@ class Maker:
             call = self._load_variant(store, artifact, args)
             if call is not None:
                 store.touch(artifact)
-                for text in artifact.header.notes:
-                    note(text)
+                for kind, text in artifact.header.notes:
+                    note(text, kind)
                 count_stored(artifact.header.attention)
                 return Made(call, artifact.path, is_loaded=True)
         return None

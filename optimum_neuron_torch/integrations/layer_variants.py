@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import runtime
+from ..buckets.notes import note
 from ..nki.modes import kernels_run
 from ..nki.ops import layer_norm as layer_norm_ops
 from ..nki.ops import rms_norm as rms_norm_ops
@@ -115,23 +116,41 @@ Variant = Norm | LayerNorm | GatedMLP | FusedMLP | GatedProjection | Experts | R
 
 def run_norm(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: Norm = getattr(layer, VARIANT)
-    if runtime.is_neuron(hidden_states) and kernels_run():
+    if _kernels_run_for(hidden_states):
         arguments = (*_as_autocast(layer, variant, hidden_states, variant.weight), epsilon_of(layer, variant))
-        if rms_norm_ops.refusal(*arguments, variant.scales_in_float32) is None:
+        reason = rms_norm_ops.refusal(*arguments, variant.scales_in_float32)
+        if reason is None:
             return rms_norm_ops.rms_norm(*arguments, variant.offset, variant.scales_in_float32)
+        _tell(type(layer).__name__, reason)
     return type(layer).forward(layer, hidden_states)
 
 
 def run_layer_norm(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: LayerNorm = getattr(layer, VARIANT)
-    if runtime.is_neuron(hidden_states) and kernels_run():
+    if _kernels_run_for(hidden_states):
         rows, *vectors = _as_autocast(layer, variant, hidden_states, variant.weight, variant.bias)
         eps = epsilon_of(layer, variant)
-        # Of vectors of another dtype the op's definition, unlike some layers, takes what is left in that of the rows.
-        is_one_dtype = all(vector is None or vector.dtype == rows.dtype for vector in vectors)
-        if is_one_dtype and layer_norm_ops.refusal(rows, eps) is None:
+        reason = _refusal_of_vectors(rows, *vectors) or layer_norm_ops.refusal(rows, eps)
+        if reason is None:
             return layer_norm_ops.layer_norm(rows, *vectors, eps)
+        _tell(type(layer).__name__, reason)
     return type(layer).forward(layer, hidden_states)
+
+
+def _kernels_run_for(rows: torch.Tensor) -> bool:
+    return runtime.is_neuron(rows) and kernels_run()
+
+
+def _tell(name: str, reason: str | None) -> None:
+    """Tell whoever listens that no kernel takes a call of the layer `name`, where there is a reason."""
+    if reason is not None:
+        note(f"{name}: no kernel takes a call ({reason}): torch does", "kernels")
+
+
+def _refusal_of_vectors(rows: torch.Tensor, *vectors: torch.Tensor | None) -> str | None:
+    """Of vectors of another dtype the op's definition, unlike some layers, takes what is left in that of the rows."""
+    others = [vector.dtype for vector in vectors if vector is not None and vector.dtype != rows.dtype]
+    return f"rows of {rows.dtype} and a vector of {others[0]}" if others else None
 
 
 def _as_autocast(
@@ -160,9 +179,12 @@ def _gates_by_kernel(layer: torch.nn.Module, rows: torch.Tensor) -> bool:
     """Whether kernels run for `rows`, and the layer still has the activations that it was recognised with: a user may
     put others there.
     """
-    if not (runtime.is_neuron(rows) and kernels_run()):
+    if not _kernels_run_for(rows):
         return False
-    return all(getattr(layer, name, None) is value for name, value in getattr(layer, ACTIVATIONS, ()))
+    others = [name for name, value in getattr(layer, ACTIVATIONS, ()) if getattr(layer, name, None) is not value]
+    if others:
+        _tell(type(layer).__name__, f"{others[0]} is another than it was in prepare()")
+    return not others
 
 
 def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -170,6 +192,7 @@ def run_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
     if not _gates_by_kernel(layer, hidden_states):
         return type(layer).forward(layer, hidden_states)
     gate, up = getattr(layer, variant.gate)(hidden_states), getattr(layer, variant.up)(hidden_states)
+    _tell(type(layer).__name__, swiglu_ops.refusal(gate, up))
     return getattr(layer, variant.down)(swiglu_ops.swiglu(gate, up, variant.activation))
 
 
@@ -177,15 +200,19 @@ def run_fused_mlp(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.
     variant: FusedMLP = getattr(layer, VARIANT)
     if not _gates_by_kernel(layer, hidden_states):
         return type(layer).forward(layer, hidden_states)
-    gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
-    return getattr(layer, variant.down)(swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation))
+    gate_up = getattr(layer, variant.gate_up)(hidden_states)
+    return getattr(layer, variant.down)(_gated_halves(layer, gate_up, variant.halves))
 
 
 def run_gated_projection(layer: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     variant: GatedProjection = getattr(layer, VARIANT)
     if not _gates_by_kernel(layer, hidden_states):
         return type(layer).forward(layer, hidden_states)
-    gate_up, halves = getattr(layer, variant.gate_up)(hidden_states), variant.halves
+    return _gated_halves(layer, getattr(layer, variant.gate_up)(hidden_states), variant.halves)
+
+
+def _gated_halves(layer: torch.nn.Module, gate_up: torch.Tensor, halves: Halves) -> torch.Tensor:
+    _tell(type(layer).__name__, swiglu_ops.refusal_of_halves(gate_up))
     return swiglu_ops.swiglu_halves(gate_up, halves.up_is_first, halves.activation)
 
 
@@ -194,7 +221,7 @@ def _apply_gate(layer: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
     variant: Experts = getattr(layer, VARIANT)
     if not _gates_by_kernel(layer, gate_up):
         return type(layer)._apply_gate(layer, gate_up)
-    return swiglu_ops.swiglu_halves(gate_up, variant.halves.up_is_first, variant.halves.activation)
+    return _gated_halves(layer, gate_up, variant.halves)
 
 
 run_gate = _apply_gate
@@ -209,10 +236,13 @@ def run_rotary(
     unsqueeze_dim: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     variant: Rotary = getattr(layer, VARIANT)
-    if runtime.is_neuron(q) and kernels_run() and unsqueeze_dim in (1, 2):
+    if _kernels_run_for(q):
         tensors = as_rotated(variant, q, k, cos, sin, unsqueeze_dim)
-        if _fits(*tensors) and rotary_ops.refusal(*tensors) is None:
+        reason = None if _fits(*tensors) and unsqueeze_dim in (1, 2) else f"shapes {_shapes(q, k, cos, sin)}"
+        reason = reason or rotary_ops.refusal(*tensors)
+        if reason is None:
             return rotate(variant, tensors, (q.dtype, k.dtype), unsqueeze_dim)
+        _tell("rotary embedding", reason)
     return type(layer).forward(layer, q, k, cos, sin, unsqueeze_dim)
 
 
@@ -223,6 +253,10 @@ def as_rotated(variant: Rotary, q, k, cos, sin, unsqueeze_dim: int) -> tuple[tor
     if variant.repeats_half:
         cos, sin = (part[..., : part.shape[-1] // 2].repeat_interleave(2, -1) for part in (cos, sin))
     return tuple(tensor.float() for tensor in (q, k, cos, sin)) if variant.in_float32 else (q, k, cos, sin)
+
+
+def _shapes(*tensors: torch.Tensor) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
 
 
 def _fits(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:

@@ -248,7 +248,7 @@ def swiglu_halves(gate_up: torch.Tensor, *, up_is_first: bool = False, activatio
     _check_floating(gate_up=gate_up)
     if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up has the shape {tuple(gate_up.shape)}: its last dimension must be of two halves")
-    tell_refusal("swiglu_halves", swiglu_ops.refusal_of_rows(gate_up))
+    tell_refusal("swiglu_halves", swiglu_ops.refusal_of_halves(gate_up))
     return swiglu_ops.swiglu_halves(gate_up, up_is_first, activation)
 
 

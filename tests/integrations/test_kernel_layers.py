@@ -4,7 +4,9 @@ where kernels run, given back.
 
 import builtins
 import copy
+import dataclasses
 import gc
+import os
 import pickle
 from collections import Counter
 
@@ -21,6 +23,8 @@ from transformers import (
     BertConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -31,6 +35,8 @@ from transformers import (
     MixtralForCausalLM,
     ModernBertConfig,
     MoonshineConfig,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen3Config,
@@ -861,6 +867,43 @@ def test_rotations_along_another_axis_and_by_other_dtypes(stock_function):
     with ont.nki.simulation() as runs:
         rotary_function()(moved[0].bfloat16(), moved[1].bfloat16(), *moved[2:], unsqueeze_dim=2)
     assert runs == []
+    ont.unprepare(model)
+
+
+MIXED = {
+    "rotary embedding": (lambda: made(Olmo2Config, Olmo2ForCausalLM).bfloat16(), "dtypes bfloat16, float32"),
+    "LayerNorm": (lambda: with_wide_norms(made(GPT2Config, GPT2LMHeadModel).bfloat16()), "a vector of torch.float32"),
+}
+
+
+def with_wide_norms(model):
+    for part in model.modules():
+        if isinstance(part, torch.nn.LayerNorm):
+            part.float()
+    return model
+
+
+@pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
+@pytest.mark.parametrize("case", MIXED)
+def test_calls_that_no_kernel_takes_are_reported(case, settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, "OPTIMUM_NEURON_CACHE", str(tmp_path))
+    make, reason = MIXED[case]
+    for graphs in ((1, 0), (0, 1)):  # traced, then from the store
+        torch._dynamo.reset()
+        model = ont.prepare(make(), settings)
+        with torch.no_grad(), ont.nki.simulation() as runs:
+            found = model(ids(), use_cache=False).logits.cpu()
+            expected = make()(ids()).logits
+        assert runs and (found - expected).abs().max() <= 2e-2 * expected.abs().max()
+        report = ont.report(model)
+        assert settings is SIMULATED or (report.graphs, report.cached) == graphs
+        (row,) = report.departures
+        assert row["kind"] == "kernels"
+        assert row["reason"].startswith(case) and reason in row["reason"]
+        ont.unprepare(model)
+    model = ont.prepare(make(), dataclasses.replace(settings, strict={"kernels"}))
+    with pytest.raises(StrictError, match=reason), torch.no_grad():
+        model(ids(), use_cache=False)
     ont.unprepare(model)
 
 

@@ -23,7 +23,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> to
 
 def swiglu_halves(gate_up: torch.Tensor, up_is_first: bool = False, activation: str = "silu") -> torch.Tensor:
     """As `optimum_neuron_torch.nki.swiglu_halves`, by a kernel where one runs and can take the call."""
-    takes_kernel = kernels_run(gate_up) and refusal_of_rows(gate_up) is None
+    takes_kernel = kernels_run(gate_up) and refusal_of_halves(gate_up) is None
     return (swiglu_halves_kernel if takes_kernel else swiglu_halves_torch)(gate_up, up_is_first, activation)
 
 
@@ -32,6 +32,11 @@ def refusal(gate: torch.Tensor, up: torch.Tensor) -> str | None:
     if gate.shape != up.shape or gate.dim() == 0:
         return f"shapes {tuple(gate.shape)} and {tuple(up.shape)}"
     return refusal_of_rows(gate, up)
+
+
+def refusal_of_halves(gate_up: torch.Tensor) -> str | None:
+    """Why the kernels cannot take a call, or None."""
+    return refusal_of_rows(gate_up)
 
 
 # ---- computed with torch --------------------------------------------------------------------------------------------
