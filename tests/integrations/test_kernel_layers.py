@@ -870,7 +870,7 @@ def test_rotations_along_another_axis_and_by_other_dtypes(stock_function):
     ont.unprepare(model)
 
 
-MIXED = {
+REFUSED = {
     "rotary embedding": (lambda: made(Olmo2Config, Olmo2ForCausalLM).bfloat16(), "dtypes bfloat16, float32"),
     "LayerNorm": (lambda: with_wide_norms(made(GPT2Config, GPT2LMHeadModel).bfloat16()), "a vector of torch.float32"),
 }
@@ -884,10 +884,10 @@ def with_wide_norms(model):
 
 
 @pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
-@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_calls_that_no_kernel_takes_are_reported(case, settings, tmp_path, monkeypatch):
     monkeypatch.setitem(os.environ, "OPTIMUM_NEURON_CACHE", str(tmp_path))
-    make, reason = MIXED[case]
+    make, reason = REFUSED[case]
     for graphs in ((1, 0), (0, 1)):  # traced, then from the store
         torch._dynamo.reset()
         model = ont.prepare(make(), settings)
