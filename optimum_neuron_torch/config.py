@@ -179,7 +179,7 @@ class NeuronConfig:
         verify: the self check at first use: "warn" takes the stock path on a mismatch, "raise" raises, False skips it.
         outputs: "exact" gives compact tensors of the true size, "view" views of the padded ones.
         strict: kinds that become errors for this model: "exact_shapes", "stock_path", "attention", "kernels" (a layer
-            that looks like one our kernels know, and is none).
+            that looks like one our kernels know, and is none; a call that its kernel does not take).
         options: options of the compile backend, as {"executor": "inductor"}.
 
     Raises ValueError for a value outside these.

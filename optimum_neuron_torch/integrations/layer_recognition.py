@@ -53,10 +53,10 @@ def recognise(layer: torch.nn.Module) -> tuple[Variant | None, str | None]:
         return _as_experts(layer)
     projections = _projections_of(layer)
     is_whole = not any(True for _ in layer.children())
-    if further := _arguments_beyond_rows(type(layer).forward):
+    if arguments := _arguments_beyond_rows(type(layer).forward):
         is_marked = getattr(type(layer), "kernel_layer_name", "").startswith("RMSNorm")
         is_meant = is_marked or (is_whole and _is_called_norm(layer)) or is_like_gated_mlp(layer, projections)
-        return None, f"its forward takes more than rows: {', '.join(further)}" if is_meant else None
+        return None, f"its forward takes more than rows: {', '.join(arguments)}" if is_meant else None
     parameters = dict(layer.named_parameters(recurse=False))
     if is_whole:
         return _as_norm(layer, parameters)
@@ -123,19 +123,24 @@ def _as_norm(
         reason = "it is no RMSNorm whose weight, or 1 + its weight, scales the normalised rows, and no LayerNorm"
         return None, reason if is_meant else None
     variant = min(found, key=lambda norm: norm.eps)
-    weight = None if variant.weight is None else parameters[variant.weight]
-    example = torch.empty(1, width, dtype=None if weight is None else weight.dtype, device="meta")
-    eps = epsilon_of(layer, variant)
-    if isinstance(variant, LayerNorm):
-        reason = layer_norm_ops.refusal(example, eps)
-    else:
-        reason = rms_norm_ops.refusal(example, weight, eps, variant.scales_in_float32)
-    if reason is not None:
+    if reason := _refusal(layer, variant, parameters, width):
         return None, reason
     kind = (type(layer), variant)
     if kind not in _autocasting:
         _autocasting[kind] = _autocasts(layer, parameters, width)
     return dataclasses.replace(variant, autocasts=_autocasting[kind]), None
+
+
+def _refusal(
+    layer: torch.nn.Module, norm: Norm | LayerNorm, parameters: dict[str, torch.nn.Parameter], width: int
+) -> str | None:
+    """Why no kernel takes rows of this norm, whatever they are; None where one does."""
+    weight = None if norm.weight is None else parameters[norm.weight]
+    example = torch.empty(1, width, dtype=None if weight is None else weight.dtype, device="meta")
+    eps = epsilon_of(layer, norm)
+    if isinstance(norm, LayerNorm):
+        return layer_norm_ops.refusal(example, eps)
+    return rms_norm_ops.refusal(example, weight, eps, norm.scales_in_float32)
 
 
 # Models have many layers of one class, and each takes longer than all else here.

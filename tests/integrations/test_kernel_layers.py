@@ -6,7 +6,6 @@ import builtins
 import copy
 import dataclasses
 import gc
-import os
 import pickle
 from collections import Counter
 
@@ -886,7 +885,7 @@ def with_wide_norms(model):
 @pytest.mark.parametrize("settings", [SIMULATED, COMPILED], ids=["eager", "compiled"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_calls_that_no_kernel_takes_are_reported(case, settings, tmp_path, monkeypatch):
-    monkeypatch.setitem(os.environ, "OPTIMUM_NEURON_CACHE", str(tmp_path))
+    monkeypatch.setenv("OPTIMUM_NEURON_CACHE", str(tmp_path))
     make, reason = REFUSED[case]
     for graphs in ((1, 0), (0, 1)):  # traced, then from the store
         torch._dynamo.reset()

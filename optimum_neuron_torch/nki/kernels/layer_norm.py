@@ -31,6 +31,8 @@ from .rows import (
     in_stages,
     itemsize,
     loaded,
+    multiply_rows,
+    multiply_tiles,
     negative_means,
     on_all_partitions,
     reciprocal_roots,
@@ -214,7 +216,7 @@ class _Affine:
         nisa.memset(dst=pieces_PRK, value=1.0, engine=nisa.engine.gpsimd)
         whole_PR, rest_PR = (nl.ndarray(shape, dtype=nl.float32) for _ in range(2))
         for dst in (whole_PR, pieces_PRK[:, :, 0]):
-            _multiply(dst, moments.shift_PR, moments.reciprocal_PR, nisa.engine.gpsimd)
+            multiply_tiles(dst, moments.shift_PR, moments.reciprocal_PR, nisa.engine.gpsimd)
         for dst, data1, data2 in (
             (rest_PR, whole_PR, pieces_PRK[:, :, 0]),
             (pieces_PRK[:, :, 1], whole_PR, pieces_PRK[:, :, 0]),
@@ -242,26 +244,22 @@ class _Affine:
             if self.weight_P1W is not None:
                 scaled_PRC = nl.ndarray(x_PRC.shape, dtype=nl.float32)
                 weight_PRC = repeated_like(self.weight_P1W, x_PRC, columns)
-                _multiply(scaled_PRC, x_PRC, weight_PRC, nisa.engine.gpsimd)
+                multiply_tiles(scaled_PRC, x_PRC, weight_PRC, nisa.engine.gpsimd)
             for index, row in enumerate(range(each.start, each.stop)):
                 for part in sections(columns.stop - columns.start, PSUM_BLOCK):
-                    further_PC = nl.ndarray((rows.partitions, part.stop - part.start), nl.float32, buffer=nl.psum)
+                    shape = (rows.partitions, 1, part.stop - part.start)
+                    further_P1C = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
                     for bank in sections(part.stop - part.start, BANK):
                         start = columns.start + part.start
                         nisa.nc_matmul(
-                            dst=further_PC[:, bank],
+                            dst=further_P1C[:, 0, bank],
                             stationary=pieces_KRP[:, row],
                             moving=self.vectors_KW[:, start + bank.start : start + bank.stop],
                             accumulate=False,
                         )
-                    nisa.scalar_tensor_tensor(
-                        dst=output_PRW[:, row, columns][:, part],
-                        data=scaled_PRC[:, index, part],
-                        op0=nl.multiply,
-                        operand0=reciprocal_PR[:, row : row + 1],
-                        op1=nl.add,
-                        operand1=further_PC,
-                    )
+                    output_P1C = output_PRW[:, row : row + 1, columns][:, :, part]
+                    scaled_P1C = scaled_PRC[:, index : index + 1, part]
+                    multiply_rows(output_P1C, scaled_P1C, reciprocal_PR[:, row : row + 1], nl.add, further_P1C)
         nisa.dma_copy(dst=rows.of(output_TW), src=output_PRW)
 
 
@@ -330,7 +328,7 @@ class _Gradient:
         if self.weight_P1W is None:
             return grad_PRC
         scaled_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
-        _multiply(scaled_PRC, grad_PRC, repeated_like(self.weight_P1W, grad_PRC, columns), nisa.engine.gpsimd)
+        multiply_tiles(scaled_PRC, grad_PRC, repeated_like(self.weight_P1W, grad_PRC, columns), nisa.engine.gpsimd)
         return scaled_PRC
 
     def projections(self, sums: Any) -> tuple[Any, Any]:
@@ -345,11 +343,11 @@ class _Gradient:
             normal_PRC, scaled_PRC = self._normal(rows, columns), self._scaled(rows, columns)
             if sums is not None:
                 product_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
-                _multiply(product_PRC, grad_PRC, normal_PRC, nisa.engine.gpsimd)
+                multiply_tiles(product_PRC, grad_PRC, normal_PRC, nisa.engine.gpsimd)
                 sums[0].add(product_PRC, columns)
             if sums is None or self.weight_P1W is not None:
                 product_PRC = nl.ndarray(grad_PRC.shape, dtype=nl.float32)
-                _multiply(product_PRC, scaled_PRC, normal_PRC, nisa.engine.gpsimd)
+                multiply_tiles(product_PRC, scaled_PRC, normal_PRC, nisa.engine.gpsimd)
             nisa.tensor_reduce(dst=totals[0][:, rows, index], op=nl.add, data=scaled_PRC, axis=2)
             sums_of_rows(product_PRC, nl.copy, sums_PR=totals[1][:, rows, index])
         return totals
@@ -361,26 +359,17 @@ class _Gradient:
         terms = []
         for totals_PRS in projections:
             terms.append(negative_means(totals_PRS, width))
-            _multiply(terms[-1], terms[-1], reciprocal_PR, nisa.engine.vector)
+            multiply_tiles(terms[-1], terms[-1], reciprocal_PR, nisa.engine.vector)
         result_PRW = nl.ndarray(self.x_PRW.shape, dtype=grad_x_TW.dtype)
         for some, columns in blocks(each, width, SECTION):
             normal_PRC, scaled_PRC = self._normal(some, columns), self._scaled(some, columns)
             for index, row in enumerate(range(some.start, some.stop)):
                 mean, product = (term_PR[:, row : row + 1] for term_PR in terms)
                 for part in sections(columns.stop - columns.start, PSUM_BLOCK):
-                    normal_PC = normal_PRC[:, index, part]
-                    further_PC = nl.ndarray(normal_PC.shape, dtype=nl.float32, buffer=nl.psum)
-                    nisa.activation(dst=further_PC, op=nl.copy, data=normal_PC, scale=product, bias=mean)
-                    nisa.scalar_tensor_tensor(
-                        dst=result_PRW[:, row, columns][:, part],
-                        data=scaled_PRC[:, index, part],
-                        op0=nl.multiply,
-                        operand0=reciprocal_PR[:, row : row + 1],
-                        op1=nl.add,
-                        operand1=further_PC,
-                    )
+                    normal_P1C = normal_PRC[:, index : index + 1, part]
+                    further_P1C = nl.ndarray(normal_P1C.shape, dtype=nl.float32, buffer=nl.psum)
+                    nisa.activation(dst=further_P1C, op=nl.copy, data=normal_P1C, scale=product, bias=mean)
+                    result_P1C = result_PRW[:, row : row + 1, columns][:, :, part]
+                    scaled_P1C = scaled_PRC[:, index : index + 1, part]
+                    multiply_rows(result_P1C, scaled_P1C, reciprocal_PR[:, row : row + 1], nl.add, further_P1C)
         nisa.dma_copy(dst=rows.of(grad_x_TW), src=result_PRW)
-
-
-def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:
-    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=engine)

@@ -20,6 +20,8 @@ from .rows import (
     blocks,
     in_stages,
     loaded,
+    multiply_rows,
+    multiply_tiles,
     negative_means,
     on_all_partitions,
     reciprocal_roots,
@@ -182,9 +184,11 @@ class _Norm:
     def _store(self, output_PRW: Any, x_PRW: Any, reciprocal_PR: Any) -> None:
         for columns in sections(x_PRW.shape[2]):
             output_PRC = output_PRW[:, :, columns]
-            _multiply_rows(output_PRC, x_PRW[:, :, columns], reciprocal_PR)
+            multiply_rows(output_PRC, x_PRW[:, :, columns], reciprocal_PR)
             if self.scale_P1W is not None:
-                _multiply(output_PRC, output_PRC, repeated_like(self.scale_P1W, x_PRW, columns), nisa.engine.vector)
+                multiply_tiles(
+                    output_PRC, output_PRC, repeated_like(self.scale_P1W, x_PRW, columns), nisa.engine.vector
+                )
 
     def _store_in_float32(self, output_PRW: Any, x_PRW: Any, reciprocal_PR: Any) -> None:
         _, each, width = x_PRW.shape
@@ -193,7 +197,7 @@ class _Norm:
             normal_PRC = nl.ndarray(x_PRC.shape, dtype=nl.float32, buffer=nl.psum)
             _scale_rows(normal_PRC, x_PRC, reciprocal_PR[:, rows])
             scale_PRC = repeated_like(self.scale_P1W, x_PRC, columns)
-            _multiply(output_PRW[:, rows, columns], normal_PRC, scale_PRC, nisa.engine.vector)
+            multiply_tiles(output_PRW[:, rows, columns], normal_PRC, scale_PRC, nisa.engine.vector)
 
     def projections(self, grad_PRW, x_PRW, reciprocal_PR, sums: SumOverRows | None) -> Any:
         """Sums of normalised x times its gradient, of each section. The weight's gradient is added to `sums`.
@@ -208,14 +212,14 @@ class _Norm:
             normals = {}
             for index, columns in enumerate(parts[start : start + 2], start):
                 normals[index] = nl.ndarray(x_PRW[:, :, columns].shape, dtype=self.inner)
-                _multiply_rows(normals[index], x_PRW[:, :, columns], reciprocal_PR)
+                multiply_rows(normals[index], x_PRW[:, :, columns], reciprocal_PR)
             for index, normal_PRC in normals.items():
                 columns, product_PRC = parts[index], nl.ndarray(normal_PRC.shape, dtype=self.inner)
-                _multiply(product_PRC, grad_PRW[:, :, columns], normal_PRC, nisa.engine.gpsimd)
+                multiply_tiles(product_PRC, grad_PRW[:, :, columns], normal_PRC, nisa.engine.gpsimd)
                 if sums is not None:
                     sums.add(product_PRC, columns)
                 if self.scale_P1W is not None:
-                    _multiply(normal_PRC, product_PRC, repeated_like(self.scale_P1W, x_PRW, columns), engine)
+                    multiply_tiles(normal_PRC, product_PRC, repeated_like(self.scale_P1W, x_PRW, columns), engine)
                     product_PRC = normal_PRC
                 sums_of_rows(product_PRC, nl.copy, sums_PR=totals_PRS[:, :, index])
         return totals_PRS
@@ -225,17 +229,13 @@ class _Norm:
         scaled_PRC = grad_PRW[:, :, columns]
         if self.scale_P1W is not None:
             grad_PRC, scaled_PRC = scaled_PRC, nl.ndarray(scaled_PRC.shape, dtype=self.inner)
-            _multiply(scaled_PRC, grad_PRC, repeated_like(self.scale_P1W, x_PRW, columns), nisa.engine.gpsimd)
+            multiply_tiles(scaled_PRC, grad_PRC, repeated_like(self.scale_P1W, x_PRW, columns), nisa.engine.gpsimd)
         normal_PRC = nl.ndarray(scaled_PRC.shape, dtype=self.inner)
-        _multiply_rows(normal_PRC, x_PRW[:, :, columns], reciprocal_PR)
-        _multiply_rows(normal_PRC, normal_PRC, projection_PR, nl.add, scaled_PRC)
+        multiply_rows(normal_PRC, x_PRW[:, :, columns], reciprocal_PR)
+        multiply_rows(normal_PRC, normal_PRC, projection_PR, nl.add, scaled_PRC)
         result_PRC = nl.ndarray(scaled_PRC.shape, dtype=x_PRW.dtype)
         _scale_rows(result_PRC, normal_PRC, reciprocal_PR)
         return result_PRC
-
-
-def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:
-    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=engine)
 
 
 def _scale_rows(dst_PRC: Any, data_PRC: Any, factor_PR: Any) -> None:
@@ -243,15 +243,3 @@ def _scale_rows(dst_PRC: Any, data_PRC: Any, factor_PR: Any) -> None:
     for row in range(data_PRC.shape[1]):
         factor = factor_PR[:, row : row + 1]
         nisa.activation(dst=dst_PRC[:, row], op=nl.copy, data=data_PRC[:, row], scale=factor)
-
-
-def _multiply_rows(dst_PRC: Any, data_PRC: Any, factor_PR: Any, op: Any = None, other_PRC: Any = None) -> None:
-    """Each row times a number, and then, with `op`, what that makes of it and of another tile; by the Vector
-    Engine."""
-    for row in range(data_PRC.shape[1]):
-        operands = {"dst": dst_PRC[:, row], "data": data_PRC[:, row]}
-        factor = {"op0": nl.multiply, "operand0": factor_PR[:, row : row + 1]}
-        if op is None:
-            nisa.tensor_scalar(**operands, **factor)
-        else:
-            nisa.scalar_tensor_tensor(**operands, **factor, op1=op, operand1=other_PRC[:, row])

@@ -137,6 +137,23 @@ def repeated_like(vector_P1W: Any, tile_PRC: Any, columns: slice) -> Any:
     return vector_P1W[:partitions, :, columns].broadcast(1, each)
 
 
+def multiply_tiles(dst: Any, data1: Any, data2: Any, engine: Any) -> None:
+    """The products of two tiles, by `engine`."""
+    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=engine)
+
+
+def multiply_rows(dst_PRC: Any, data_PRC: Any, factor_PR: Any, op: Any = None, other_PRC: Any = None) -> None:
+    """Each row times a number, and then, with `op`, what that makes of it and of another tile; by the Vector
+    Engine."""
+    for row in range(data_PRC.shape[1]):
+        operands = {"dst": dst_PRC[:, row], "data": data_PRC[:, row]}
+        factor = {"op0": nl.multiply, "operand0": factor_PR[:, row : row + 1]}
+        if op is None:
+            nisa.tensor_scalar(**operands, **factor)
+        else:
+            nisa.scalar_tensor_tensor(**operands, **factor, op1=op, operand1=other_PRC[:, row])
+
+
 def sums_of_rows(x_PRW: Any, op: Any, bias_PR: Any = None, sums_PR: Any = None) -> Any:
     """(P, R) float32: the sum of `op` of each row, to which a number was added; by the Scalar Engine."""
     partitions, each, width = x_PRW.shape

@@ -16,7 +16,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .rows import PSUM_BLOCK, TILE, Rows, blocks, in_stages, itemsize, loaded, sections, tiles
+from .rows import PSUM_BLOCK, TILE, Rows, blocks, in_stages, itemsize, loaded, multiply_tiles, sections, tiles
 
 
 # gelu_tanh(x) = x / 2 * (1 + tanh(u)) with u = ROOT * (x + CUBE * x^3).
@@ -134,8 +134,8 @@ def _differentiate(
 
     def multiply(state):
         block, grad_PRC, up_PRC, value_PRC, gate_PRC = state
-        _multiply(up_PRC, grad_PRC, up_PRC, slope.engine)
-        _multiply(value_PRC, grad_PRC, value_PRC, nisa.engine.gpsimd)
+        multiply_tiles(up_PRC, grad_PRC, up_PRC, slope.engine)
+        multiply_tiles(value_PRC, grad_PRC, value_PRC, nisa.engine.gpsimd)
         nisa.dma_copy(dst=block.of(grad_up), src=value_PRC)
         return block, up_PRC, slope.prepared(gate_PRC)
 
@@ -146,7 +146,7 @@ def _differentiate(
     def store(state):
         block, grad_PRC, slope_PRC = state
         if slope_PRC is not None:
-            _multiply(grad_PRC, grad_PRC, slope_PRC, nisa.engine.gpsimd)
+            multiply_tiles(grad_PRC, grad_PRC, slope_PRC, nisa.engine.gpsimd)
         nisa.dma_copy(dst=block.of(grad_gate), src=grad_PRC)
 
     tile, whole = _tile_bytes(gate), TILE * itemsize(nl.float32)
@@ -213,7 +213,7 @@ class _Slope:
         for rows, columns in blocks(*gate_PRC.shape[1:], PSUM_BLOCK):
             slope_PRC = _in_psum(gate_PRC[:, rows, columns], self.derivative)
             part_PRC = grad_PRC[:, rows, columns]
-            _multiply(part_PRC, part_PRC, slope_PRC, nisa.engine.vector)
+            multiply_tiles(part_PRC, part_PRC, slope_PRC, nisa.engine.vector)
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,3 @@ def _in_psum(data_PRC: Any, op: Any, scale: float = 1.0) -> Any:
     result_PRC = nl.ndarray(data_PRC.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.activation(dst=result_PRC, op=op, data=data_PRC, scale=scale)
     return result_PRC
-
-
-def _multiply(dst: Any, data1: Any, data2: Any, engine: Any) -> None:
-    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply, engine=engine)
